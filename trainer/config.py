@@ -1,0 +1,270 @@
+"""The trainer's configuration: structured configs for Hydra, resolved and checked once.
+
+Each group of `conf/` has its dataclass here; `conf/*.yaml` only selects values. Nothing below the boundary
+sees a DictConfig: `resolve` returns a `Config`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class ModelConfig:
+    """Decoder of the Llama/Qwen3 kind."""
+
+    name: str = "tiny"
+    """Name for logs."""
+    hf: str | None = None
+    """Folder or hub name of a transformers config; its values replace the ones below."""
+    vocab_size: int = 4096
+    """Rows of the embedding; at least the tokenizer's size."""
+    hidden_size: int = 128
+    """Width of the residual stream."""
+    intermediate_size: int = 352
+    """Width of the SwiGLU."""
+    layers: int = 4
+    """Decoder layers."""
+    heads: int = 4
+    """Query heads."""
+    kv_heads: int = 2
+    """Key and value heads (grouped-query attention)."""
+    head_dim: int | None = None
+    """Width of a head; hidden_size / heads when empty."""
+    rope_theta: float = 10000.0
+    """Base of the rotary position embedding."""
+    rope_scaling: dict[str, Any] | None = None
+    """Rotary scaling as transformers writes it (rope_type llama3 or default)."""
+    norm_eps: float = 1e-5
+    """Epsilon of RMSNorm."""
+    qk_norm: bool = False
+    """RMSNorm on queries and keys per head (Qwen3)."""
+    tied_embeddings: bool = False
+    """Output projection shares the embedding's weight."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights."""
+
+
+@dataclass
+class ParallelConfig:
+    """Degrees of parallelism. Ranks = groups x tp x pp x dp_shard."""
+
+    groups: int = 2
+    """Data-parallel groups (N); each holds the whole model and is the unit of failure."""
+    tp: int = 1
+    """Tensor-parallel ranks in a group."""
+    pp: int = 1
+    """Pipeline stages in a group."""
+    dp_shard: int = 1
+    """FSDP2 shards in a group."""
+    micro_batches: int = 2
+    """Micro-batches per shard type (m); a unit is (type, micro-batch)."""
+    pp_schedule: str = "1f1b"
+    """Pipeline schedule: gpipe, 1f1b or interleaved_1f1b."""
+    pp_virtual_stages: int = 1
+    """Model chunks per pipeline rank (interleaved_1f1b needs 2 or more)."""
+    activation_checkpointing: bool = False
+    """Recompute each decoder layer in the backward pass."""
+    compile: bool = False
+    """torch.compile each decoder layer."""
+    bucket_mib: int = 25
+    """MiB of gradients per all-reduce between groups."""
+
+
+@dataclass
+class DataConfig:
+    """Where tokens come from: index-addressed blocks of train.sequence_length + 1 tokens."""
+
+    source: str = "python_stdlib"
+    """python_stdlib, text, hf or tokens."""
+    paths: list[str] = field(default_factory=list)
+    """Files or globs (text), or token files (tokens: .bin of uint16/uint32, or Megatron's .bin with its .idx)."""
+    name: str | None = None
+    """Data set name or folder (hf)."""
+    split: str = "train"
+    """Split (hf)."""
+    column: str = "text"
+    """Text column (hf)."""
+    tokenizer: str = "bpe"
+    """bytes, bpe (trained once on the corpus and cached), or a folder or name of a transformers tokenizer."""
+    bpe_vocab_size: int = 4096
+    """Vocabulary of the trained BPE."""
+    token_dtype: str = "uint16"
+    """Type of raw token files (tokens)."""
+    cache_dir: str | None = None
+    """Where tokenised corpora are kept; ~/.cache/spare-trainer when empty."""
+    validation_fraction: float = 0.01
+    """Share of the blocks held out for validation."""
+    shuffle: bool = True
+    """Blocks in a seeded random order, new in each epoch."""
+
+
+@dataclass
+class OptimConfig:
+    """AdamW and its schedule."""
+
+    lr: float = 3e-3
+    """Peak learning rate."""
+    min_lr_ratio: float = 0.1
+    """Last learning rate as a share of the peak."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    """AdamW's averages."""
+    eps: float = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: float = 0.1
+    """Decay of matrices; norms and biases are not decayed."""
+    grad_clip: float = 1.0
+    """Largest global gradient norm; 0 switches clipping off."""
+    schedule: str = "cosine"
+    """cosine, wsd (warm-up, stable, decay) or constant."""
+    warmup_steps: int = 10
+    """Steps of linear warm-up."""
+    decay_steps: int | None = None
+    """Steps of the decay at the end (wsd); a fifth of train.steps when empty."""
+
+
+@dataclass
+class TrainConfig:
+    """The run itself."""
+
+    steps: int = 100
+    """Optimizer steps of the run."""
+    global_batch: int = 16
+    """Sequences per step over all groups; a multiple of groups x micro_batches x dp_shard."""
+    sequence_length: int = 128
+    """Tokens per sequence."""
+    dtype: str = "auto"
+    """Compute type: auto (bfloat16 on CUDA, float32 on CPU), float32 or bfloat16. Master weights are float32."""
+    validation_every: int = 0
+    """Steps between validation losses; 0: at the end only."""
+    validation_batches: int = 4
+    """Global batches per validation loss."""
+    log_every: int = 1
+    """Steps between lines of metrics."""
+    max_bad_steps: int = 3
+    """Consecutive steps with a loss or gradient that is not finite before the run stops; such a step is skipped."""
+    deterministic: bool = True
+    """Deterministic kernels, so that a run repeats bit for bit."""
+
+
+@dataclass
+class CheckpointConfig:
+    """When and where checkpoints are written."""
+
+    every_steps: int = 50
+    """Steps between checkpoints; 0: none."""
+    keep: int = 2
+    """Newest checkpoints that are kept."""
+    asynchronous: bool = True
+    """Write in the background."""
+    dir: str | None = None
+    """Folder of checkpoints; run_dir/checkpoints when empty."""
+    resume: str = "auto"
+    """auto (newest verified in the folder), never, or the path of one checkpoint."""
+
+
+@dataclass
+class FaultToleranceConfig:
+    """The backend of the data-parallel layer."""
+
+    backend: str = "ckpt"
+    """ckpt, rep or spare."""
+    redundancy: int = 1
+    """Types per group (r): rep and spare."""
+    granularity: str = "micro_batch"
+    """spare: shard (as published) or micro_batch."""
+    placement: str = "cyclic"
+    """Where the copies lie: cyclic (Golomb ruler) or partition (teams of r)."""
+    exact: bool = False
+    """Fixed-point gradient sums: the same bits under every failure schedule."""
+    solver: str = "incremental"
+    """RECTLR solver: incremental, or networkx (the readable reference)."""
+    timeout_seconds: float = 30.0
+    """The one timeout; each wait's deadline derives from it."""
+    max_restarts_without_progress: int = 3
+    """Global restarts that may follow each other without a new committed step."""
+
+
+@dataclass
+class FailureEvent:
+    """One injected failure of `failures.events`."""
+
+    step: int = 0
+    """Step (from 0) in which it strikes."""
+    group: int = 0
+    """Group it strikes."""
+    phase: str = "compute"
+    """compute, reduce, commit, recovery or checkpoint."""
+    signal: str = "SIGKILL"
+    """SIGKILL, SIGSTOP, SIGTERM, exit or exception."""
+    rank: int = 0
+    """Rank inside the group."""
+
+
+@dataclass
+class FailuresConfig:
+    """Failure injection."""
+
+    kind: str = "none"
+    """none, trace or weibull."""
+    events: list[FailureEvent] = field(default_factory=list)
+    """trace: the failures; each strikes once, also over restarts."""
+    mtbf_seconds: float = 60.0
+    """weibull: mean seconds between failures of the whole system."""
+    shape: float = 0.78
+    """weibull: shape."""
+
+
+@dataclass
+class LoggingConfig:
+    """What is shown and where it is kept."""
+
+    progress: bool = True
+    """Progress bar on a terminal, plain lines elsewhere."""
+    wandb: str = "disabled"
+    """disabled, offline or online."""
+    wandb_project: str = "spare-trainer"
+    """Weights & Biases project."""
+    wandb_group: str | None = None
+    """Weights & Biases group (a comparison)."""
+    wandb_tags: list[str] = field(default_factory=list)
+    """Weights & Biases tags."""
+
+
+@dataclass
+class LaunchConfig:
+    """How processes are started."""
+
+    mode: str = "local"
+    """local (controller and all groups here), controller (the controller alone) or worker (under torchrun)."""
+    controller: str | None = None
+    """host:port of the controller (modes controller and worker)."""
+    group: int | None = None
+    """Index of this torchrun's group (mode worker)."""
+    address: str = "127.0.0.1"
+    """Address that the controller listens on."""
+    threads_per_worker: int = 0
+    """Intra-op threads of a worker; 0: cores / ranks on this machine, at least 1."""
+
+
+@dataclass
+class Config:
+    """All of a run."""
+
+    run_dir: str = "???"
+    """Folder of the run."""
+    seed: int = 0
+    """Seed of weights, data order and everything random."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    fault_tolerance: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
+    failures: FailuresConfig = field(default_factory=FailuresConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
