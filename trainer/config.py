@@ -222,7 +222,7 @@ class LoggingConfig:
 
     progress: bool = True
     """Progress bar on a terminal, plain lines elsewhere."""
-    wandb: str = "disabled"
+    wandb: str = "offline"
     """disabled, offline or online."""
     wandb_project: str = "spare-trainer"
     """Weights & Biases project."""
