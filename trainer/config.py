@@ -1,13 +1,18 @@
 """The trainer's configuration: structured configs for Hydra, resolved and checked once.
 
 Each group of `conf/` has its dataclass here; `conf/*.yaml` only selects values. Nothing below the boundary
-sees a DictConfig: `resolve` returns a `Config`.
+sees a DictConfig: `resolve` returns a checked `Config`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
 
 
 @dataclass
@@ -70,6 +75,16 @@ class ParallelConfig:
     """torch.compile each decoder layer."""
     bucket_mib: int = 25
     """MiB of gradients per all-reduce between groups."""
+
+    @property
+    def ranks_per_group(self) -> int:
+        """Ranks of one group (M)."""
+        return self.tp * self.pp * self.dp_shard
+
+    @property
+    def world(self) -> int:
+        """Ranks of all groups."""
+        return self.groups * self.ranks_per_group
 
 
 @dataclass
@@ -268,3 +283,80 @@ class Config:
     failures: FailuresConfig = field(default_factory=FailuresConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+
+
+def register() -> None:
+    """Tell Hydra the schema (`schema` in a defaults list) and the resolver `new_folder`. May be called again."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="schema", node=Config)
+    OmegaConf.register_new_resolver("new_folder", _new_folder, replace=True)
+
+
+def resolve(cfg: DictConfig) -> Config:
+    """The composed config as plain, checked dataclasses.
+
+    Raises:
+        ValueError: an option is unknown, missing or does not fit; one line that names it and what would fit.
+    """
+    from trainer.validation import validate
+
+    _reject_unknown(cfg, Config)
+    if cfg.launch.mode != "local" and OmegaConf.is_interpolation(cfg, "run_dir"):
+        raise ValueError(f"run_dir: launch.mode={cfg.launch.mode} needs run_dir=FOLDER, the same for all processes")
+    config = OmegaConf.to_object(cfg)
+    assert isinstance(config, Config)
+    validate(config)
+    return config
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The config as nested plain dicts."""
+    plain = OmegaConf.to_container(OmegaConf.structured(config))
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def save(config: Config, path: Path) -> None:
+    """Write a resolved config as YAML."""
+    path.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)), encoding="utf-8")
+
+
+def load(path: Path) -> Config:
+    """Read what `save` wrote.
+
+    Raises:
+        ValueError: the file does not fit this version's options.
+    """
+    merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path))
+    config = OmegaConf.to_object(merged)
+    assert isinstance(config, Config)
+    return config
+
+
+@functools.cache
+def _new_folder(path: str) -> str:
+    """`path`, or the first of path-2, path-3, ... that does not exist; one answer per process."""
+    candidate, number = path, 1
+    while Path(candidate).exists():
+        number += 1
+        candidate = f"{path}-{number}"
+    return candidate
+
+
+def _reject_unknown(cfg: DictConfig, schema: type, prefix: str = "") -> None:
+    """Refuse options that `+` or `++` added beside the schema's.
+
+    Raises:
+        ValueError: naming the first.
+    """
+    from trainer.cli_errors import unknown
+
+    known = [entry.name for entry in dataclasses.fields(schema)]
+    for key in map(str, cfg):
+        if key not in known:
+            raise ValueError(unknown(f"{prefix}{key}", [prefix + name for name in known]))
+        node = cfg._get_node(key)
+        kind = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
+        if isinstance(node, DictConfig) and kind is not None and dataclasses.is_dataclass(kind):
+            _reject_unknown(node, kind, f"{prefix}{key}.")
