@@ -18,7 +18,7 @@ from trainer.model.decoder import Decoder, LayerRange
 from trainer.model.size import flops_per_token, parameter_count
 from trainer.parallel.materialise import materialise, named_parameters_once
 from trainer.parallel.mesh import GroupMesh
-from trainer.parallel.validation import check_parallel
+from trainer.validation import validate_model
 
 
 class GroupModel:
@@ -39,7 +39,7 @@ class GroupModel:
         compute_dtype: torch.dtype,
         seed: int,
     ) -> None:
-        check_parallel(model, parallel)
+        validate_model(model, parallel)
         self.config, self.mesh, self.sequence_length = model, mesh, sequence_length
         self.parameter_count = parameter_count(model)
         self.flops_per_token = flops_per_token(model, sequence_length)
