@@ -1,0 +1,56 @@
+"""Random factors of durations: one stream of N(1, std^2) per kind of duration.
+
+Streams are independent of each other, so the i-th all-reduce gets the same factor however many computes were drawn
+before it, and a second engine that asks in its own order gets the same draws. Blocks are drawn at once; a window of
+coming draws can be looked at as an array before it is used, which lets the engine pass over quiet steps in bulk.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+KINDS: tuple[str, ...] = ("compute", "reduce", "shrink", "replan", "patch", "save", "restart", "repair", "join")
+
+_BLOCK = 4096
+
+
+class _Stream:
+    """Draws of one kind."""
+
+    __slots__ = ("_at", "_block", "_random", "_std")
+
+    def __init__(self, random: np.random.Generator, std: float) -> None:
+        self._random = random
+        self._std = std
+        self._block = np.empty(0)
+        self._at = 0
+
+    def window(self, count: int) -> np.ndarray:
+        """The next `count` draws, not yet used."""
+        if self._at + count > len(self._block):
+            fresh = max(_BLOCK, count)
+            drawn = 1.0 + self._std * self._random.standard_normal(fresh) if self._std else np.ones(fresh)
+            self._block = np.concatenate([self._block[self._at :], drawn])
+            self._at = 0
+        return self._block[self._at : self._at + count]
+
+    def advance(self, count: int) -> None:
+        """Use `count` draws of the last window."""
+        self._at += count
+
+    def next(self) -> float:
+        """Use one draw."""
+        value = float(self.window(1)[0])
+        self._at += 1
+        return value
+
+
+class Draws:
+    """All streams of a run; a seed gives the same draws in every engine."""
+
+    def __init__(self, seed: int, std: float) -> None:
+        """`std`: relative standard deviation; 0 makes every factor exactly 1."""
+        self._streams = {kind: _Stream(np.random.default_rng([seed, index]), std) for index, kind in enumerate(KINDS)}
+
+    def __getitem__(self, kind: str) -> _Stream:
+        return self._streams[kind]

@@ -1,0 +1,394 @@
+"""The event-driven engine: a policy, a failure process and durations in, time-to-train and where the time went out.
+
+It has no decision logic of its own: who computes what, what a death costs and when only a global restart helps is asked
+of the very policy object that the live backend drives. The engine moves the clock. Steps that neither a failure nor a
+repair nor a checkpoint touches are passed over in bulk; a step that is touched goes phase by phase:
+
+    compute -> [deaths? -> shrink, replan, patch -> again] -> reduce (broken by a death: again) -> commit -> save
+
+Deaths in compute and patch are seen at the synchronisation that follows, deaths in the all-reduce break it at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+import numpy as np
+
+from fault_tolerance.failures import FailureProcess
+from fault_tolerance.policies.base import Plan, Policy, Replan, Restart
+from fault_tolerance.simulation.draws import Draws
+from fault_tolerance.simulation.ledger import Ledger
+from fault_tolerance.simulation.result import Result
+from fault_tolerance.simulation.scenario import Scenario
+from fault_tolerance.simulation.timeline import Timeline
+
+
+class _GivenUp(Exception):
+    """The run makes no progress; carries the reason."""
+
+
+class Engine:
+    """One simulated run; `run` may be called once."""
+
+    def __init__(
+        self, scenario: Scenario, policy: Policy, failures: FailureProcess, seed: int = 0, timeline: bool = False
+    ) -> None:
+        """`failures` is reset when the run starts; `seed` draws the noise of durations; `timeline` keeps events.
+
+        Raises:
+            ValueError: scenario, policy and failure process speak of different numbers of groups.
+        """
+        if not scenario.groups == policy.groups == failures.groups:
+            raise ValueError(
+                f"groups={scenario.groups} in the scenario, {policy.groups} in the policy, {failures.groups} in the "
+                "failure process: they must be equal"
+            )
+        self._scenario = scenario
+        self._policy = policy
+        self._failures = failures
+        self._draws = Draws(seed, scenario.noise_std)
+        self._timeline = Timeline(timeline)
+        self._ledger = Ledger()
+        self._now = 0.0
+        self._step = 0  # steps that count so far = index of the step in flight
+        self._saved_step = 0
+        self._open_since = 0.0  # seconds after this stand in the ledger as a step's own
+        self._period_start = 0.0
+        self._failure_at = math.inf
+        self._live = set(range(scenario.groups))
+        self._pending: list[tuple[float, tuple[int, ...]]] = []  # deaths that the policy has not been told of
+        self._owed: list[tuple[Replan, tuple[int, ...], float]] = []  # replans whose seconds have not been spent
+        self._repairs: list[tuple[float, int]] = []
+        self._step_failures = sorted(scenario.step_failures, key=lambda failure: (failure.step, failure.group))
+        self._fruitless_restarts = 0
+        self._committed = 0
+        self._stacks = 0.0
+        self._counts = dict.fromkeys(("failures", "fatal", "global_restarts", "lost_steps", "checkpoints", "joins"), 0)
+
+    def run(self) -> Result:
+        """Simulate until all steps are committed or the run is given up."""
+        scenario = self._scenario
+        self._failures.reset(0.0)
+        self._peek()
+        self._policy.on_start()
+        self._timeline.add(self._now, "start", 0, sorted(self._live))
+        status, reason = "done", ""
+        try:
+            while self._step < scenario.steps:
+                self._join()
+                plan = self._policy.plan_step(self._step)
+                if not self._pass_quiet_steps(plan):
+                    self._run_step(plan)
+                if self._step < scenario.steps and self._save_is_due():
+                    self._save()
+        except _GivenUp as given_up:
+            status, reason = "no_progress", str(given_up)
+        self._ledger.keep()
+        self._timeline.add(self._now, "end", self._step, sorted(self._live), status=status)
+        counts = self._counts
+        return Result(
+            status=status,
+            reason=reason,
+            steps=self._step,
+            wall_seconds=self._now,
+            failure_free_seconds=scenario.failure_free_seconds,
+            seconds_by_cause=self._ledger.seconds(),
+            mean_stacks=self._stacks / self._committed if self._committed else 0.0,
+            failures=counts["failures"],
+            masked_failures=counts["failures"] - counts["fatal"],
+            global_restarts=counts["global_restarts"],
+            lost_steps=counts["lost_steps"],
+            checkpoints=counts["checkpoints"],
+            joins=counts["joins"],
+            events=self._timeline.events,
+        )
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def _pass_quiet_steps(self, plan: Plan) -> int:
+        """Commit in bulk the coming steps that nothing touches; returns how many (0: the next one is touched)."""
+        scenario = self._scenario
+        if self._owed or self._pending:
+            return 0
+        horizon = min(self._failure_at, self._repairs[0][0] if self._repairs else math.inf)
+        due = self._save_due_at()
+        mean = plan.stacks * scenario.stack_seconds + scenario.reduce_seconds
+        limit = self._quiet_limit()
+        expected = (min(horizon, due) - self._now) / mean
+        count = limit if expected > limit else min(limit, int(1.1 * expected) + 4)
+        if count <= 0:
+            return 0
+        compute = self._draws["compute"].window(count) * (plan.stacks * scenario.stack_seconds)
+        reduce = self._draws["reduce"].window(count) * scenario.reduce_seconds
+        ends = self._now + np.cumsum(compute + reduce)
+        count = int(np.searchsorted(ends, horizon, side="left"))
+        if due < math.inf:
+            count = min(count, int(np.searchsorted(ends, due, side="left")) + 1)
+        count = min(count, len(ends))
+        if count == 0:
+            return 0
+        self._draws["compute"].advance(count)
+        self._draws["reduce"].advance(count)
+        reduce_seconds = float(reduce[:count].sum())
+        self._book_compute(float(ends[count - 1]) - self._now - reduce_seconds, plan.stacks)
+        self._ledger.step("reduce", reduce_seconds)
+        self._now = float(ends[count - 1])
+        self._commit(count, plan.stacks)
+        return count
+
+    def _quiet_limit(self) -> int:
+        """Steps until the end, the next checkpoint by steps, or the next failure that is bound to a step."""
+        scenario = self._scenario
+        limit = scenario.steps - self._step
+        if scenario.checkpoint_every_steps is not None:
+            limit = min(limit, scenario.checkpoint_every_steps - self._step % scenario.checkpoint_every_steps)
+        for failure in self._step_failures:
+            if failure.step >= self._step:
+                # A failure in a checkpoint strikes after its step.
+                limit = min(limit, failure.step - self._step + (failure.phase == "checkpoint"))
+        return limit
+
+    def _run_step(self, plan: Plan) -> None:
+        """One step, phase by phase, to its commit or to a global restart."""
+        stacks = plan.stacks
+        if self._compute(plan):
+            return
+        while True:
+            while self._pending or self._owed:
+                if self._decide():
+                    return
+                stacks += self._pay()
+            self._reduce()
+            if not self._pending:
+                break
+        self._commit(1, stacks)
+
+    def _reduce(self) -> None:
+        """The all-reduce and the commit behind it; whole if no death is pending afterwards."""
+        seconds = self._draws["reduce"].next() * self._scenario.reduce_seconds
+        self._strike("reduce")
+        if self._pending:
+            return
+        self._spend("reduce", min(self._failure_at - self._now, seconds))
+        self._collect("reduce")
+        if not self._pending:
+            self._strike("commit")
+
+    def _compute(self, plan: Plan) -> bool:
+        """The compute phase; True where it ended in a global restart (notice=immediate)."""
+        end = self._now + self._draws["compute"].next() * plan.stacks * self._scenario.stack_seconds
+        self._strike("compute")
+        while self._scenario.notice == "immediate" and (self._pending or self._failure_at <= end):
+            if not self._pending:
+                self._book_compute(self._failure_at - self._now, plan.stacks)
+                self._now = self._failure_at
+                self._collect("compute")
+            if self._decide():
+                return True
+        self._book_compute(end - self._now, plan.stacks)
+        self._now = end
+        self._collect("compute")
+        return False
+
+    def _commit(self, count: int, stacks: float) -> None:
+        self._policy.on_commit()
+        self._step += count
+        self._committed += count
+        self._stacks += count * stacks
+
+    def _book_compute(self, seconds: float, stacks: float) -> None:
+        self._ledger.step("compute", seconds / stacks)
+        self._ledger.step("redundant", seconds - seconds / stacks)
+
+    def _spend(self, cause: str, seconds: float) -> None:
+        self._ledger.step(cause, seconds)
+        self._now += seconds
+
+    # --- deaths -----------------------------------------------------------------------------------------------------
+
+    def _peek(self) -> None:
+        coming = self._failures.next()
+        self._failure_at = math.inf if coming is None else coming[0]
+
+    def _collect(self, phase: str) -> None:
+        """Take the deaths up to now from the failure process; the policy hears of them at the next `_decide`."""
+        while self._failure_at <= self._now:
+            failure = self._failures.pop()
+            assert failure is not None, "a peeked failure vanished"
+            self._peek()
+            struck = tuple(group for group in failure[1] if group in self._live)
+            if struck:
+                self._kill(failure[0], struck, phase, "failure process")
+
+    def _strike(self, phase: str) -> None:
+        """Deaths that the scenario binds to this step and phase."""
+        if not self._step_failures:
+            return
+        # A checkpoint follows the commit: there the step that is meant is the last one committed.
+        step = self._step - 1 if phase == "checkpoint" else self._step
+        due = [failure for failure in self._step_failures if failure.step == step and failure.phase == phase]
+        if not due:
+            return
+        self._step_failures = [failure for failure in self._step_failures if failure not in due]
+        struck = tuple(sorted({failure.group for failure in due} & self._live))
+        if struck:
+            self._failures.discard(struck)
+            self._peek()
+            self._kill(self._now, struck, phase, "scenario")
+
+    def _kill(self, time: float, groups: tuple[int, ...], phase: str, cause: str) -> None:
+        self._live.difference_update(groups)
+        self._pending.append((time, groups))
+        self._counts["failures"] += len(groups)
+        if self._scenario.repair_seconds is not None:
+            for group in groups:
+                ready = time + self._draws["repair"].next() * self._scenario.repair_seconds
+                heapq.heappush(self._repairs, (ready, group))
+        self._timeline.add(time, "failure", self._step, groups, phase=phase, cause=cause)
+
+    def _decide(self) -> bool:
+        """Tell the policy of all pending deaths at once. True: it wanted a global restart, which has been done."""
+        if not self._pending:
+            return False
+        died_at = self._pending[-1][0]
+        dead = tuple(sorted(group for _, groups in self._pending for group in groups))
+        self._pending.clear()
+        verdict = self._policy.on_failure(dead)
+        if isinstance(verdict, Restart):
+            self._counts["fatal"] += len(dead)
+            self._restart(died_at, verdict)
+            return True
+        if verdict.patch_stacks:
+            self._strike("recovery")
+        self._owed.append((verdict, dead, self._now - died_at))
+        return False
+
+    def _pay(self) -> float:
+        """Spend the seconds of all replans since the last synchronisation; returns their patch stacks."""
+        scenario, draws = self._scenario, self._draws
+        stacks = 0.0
+        owed, self._owed = self._owed, []
+        for verdict, dead, detect in owed:
+            shrink = draws["shrink"].next() * scenario.shrink_seconds
+            replan = draws["replan"].next() * scenario.replan_seconds
+            self._spend("shrink", shrink + replan)
+            patch = 0.0
+            if verdict.patch_stacks:
+                patch = draws["patch"].next() * verdict.patch_stacks * scenario.stack_seconds
+                self._spend("patch", patch)
+                stacks += verdict.patch_stacks
+            self._timeline.add_replan(self._now, self._step, dead, verdict, detect, shrink, replan, patch)
+        self._collect("recovery")
+        return stacks
+
+    def _join(self) -> None:
+        """Between steps: repaired groups take part again."""
+        joined: list[int] = []
+        while self._repairs and self._repairs[0][0] <= self._now:
+            joined.append(heapq.heappop(self._repairs)[1])
+        if not joined:
+            return
+        for group in joined:
+            self._failures.revive(group, self._now)
+        self._peek()
+        self._live.update(joined)
+        self._spend("shrink", self._draws["join"].next() * self._scenario.join_seconds)
+        verdict = self._policy.on_join(tuple(sorted(joined)))
+        if isinstance(verdict, Restart):
+            self._restart(self._now, verdict)
+            return
+        self._counts["joins"] += len(joined)
+        self._timeline.add(self._now, "join", self._step, sorted(joined), stacks_after=verdict.stacks_after)
+        self._collect("recovery")
+
+    # --- checkpoints and restarts -----------------------------------------------------------------------------------
+
+    def _save_due_at(self) -> float:
+        period = self._scenario.checkpoint_period_seconds
+        return math.inf if period is None else self._period_start + max(period - self._scenario.save_seconds, 0.0)
+
+    def _save_is_due(self) -> bool:
+        if self._step == self._saved_step:
+            return False
+        every = self._scenario.checkpoint_every_steps
+        return self._now >= self._save_due_at() or (every is not None and self._step % every == 0)
+
+    def _save(self) -> None:
+        """A checkpoint of all committed steps; a death in it is put to the policy at once."""
+        end = self._now + self._draws["save"].next() * self._scenario.save_seconds
+        start = self._now
+        self._strike("checkpoint")
+        while self._pending or self._failure_at <= end:
+            if not self._pending:
+                self._ledger.fixed("save", self._failure_at - self._now)
+                self._now = self._failure_at
+                self._collect("checkpoint")
+            if self._decide():
+                return
+        self._ledger.fixed("save", end - self._now)
+        self._ledger.keep()
+        self._now = self._open_since = self._period_start = end
+        self._saved_step = self._step
+        self._fruitless_restarts = 0
+        self._counts["checkpoints"] += 1
+        self._timeline.add(end, "checkpoint", self._step, sorted(self._live), status="written", seconds=end - start)
+
+    def _restart(self, died_at: float, verdict: Restart) -> None:
+        """Everything back to the last checkpoint; deaths during it are put to the policy when training resumes."""
+        while True:
+            down_from = max(died_at, self._open_since)
+            self._ledger.undo()
+            self._ledger.fixed("rework", down_from - self._now)
+            seconds = self._draws["restart"].next() * self._scenario.restart_seconds
+            self._ledger.fixed("down", self._now - down_from + seconds)
+            self._counts["global_restarts"] += 1
+            self._counts["lost_steps"] += self._step - self._saved_step
+            self._live = set(range(self._scenario.groups))
+            self._owed.clear()
+            self._repairs.clear()
+            if self._scenario.failures_in_restart:
+                self._failures.reset(self._now)
+            self._now += seconds
+            if not self._scenario.failures_in_restart:
+                self._failures.reset(self._now)
+            self._peek()
+            self._policy.on_restart()
+            self._timeline.add_restart(self._now, self._step, self._saved_step, verdict, self._now - down_from)
+            self._step = self._saved_step
+            self._open_since = self._period_start = self._now
+            self._give_up_if_fruitless()
+            self._collect("restart")
+            if not self._pending:
+                return
+            died_at = self._pending[-1][0]
+            dead = tuple(sorted(group for _, groups in self._pending for group in groups))
+            self._pending.clear()
+            answer = self._policy.on_failure(dead)
+            if isinstance(answer, Replan):
+                self._owed.append((answer, dead, 0.0))
+                return
+            self._counts["fatal"] += len(dead)
+            verdict = answer
+
+    def _give_up_if_fruitless(self) -> None:
+        scenario = self._scenario
+        self._fruitless_restarts += 1
+        if self._fruitless_restarts >= scenario.max_restarts_without_progress:
+            raise _GivenUp(
+                f"no progress: {self._fruitless_restarts} global restarts in a row without a new checkpoint "
+                f"(step {self._saved_step} of {scenario.steps})"
+            )
+        if self._now >= scenario.max_time_ratio * scenario.failure_free_seconds:
+            raise _GivenUp(
+                f"no progress: after {scenario.max_time_ratio:g} times the failure-free time only step "
+                f"{self._saved_step} of {scenario.steps} is safe"
+            )
+
+
+def simulate(
+    scenario: Scenario, policy: Policy, failures: FailureProcess, seed: int = 0, timeline: bool = False
+) -> Result:
+    """Simulate one run; see `Engine`."""
+    return Engine(scenario, policy, failures, seed, timeline).run()
