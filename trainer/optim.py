@@ -1,4 +1,4 @@
-"""AdamW, its learning-rate schedule and gradient clipping.
+"""AdamW, its learning-rate schedule and the clipping factor.
 
 Weight decay: matrices and embeddings decay, vectors (norm scales, biases) do not. That is the practice of GPT-3's
 reimplementations and of Megatron-LM (nanoGPT's "dim >= 2" rule); a norm scale has no scale freedom to regularise, and
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from trainer.config import OptimConfig
@@ -19,20 +19,29 @@ SCHEDULES = ("cosine", "wsd", "constant")
 
 
 def build_optimizer(named_parameters: list[tuple[str, nn.Parameter]], cfg: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters, in two groups: decayed (2-D and more) and not decayed.
+    """AdamW over the trainable parameters, in two kinds of groups: decayed (2-D and more) and not decayed.
 
-    Fused (one pass over memory per step) on CPU and CUDA. Its state is of the parameters' type, float32.
+    Fused (one pass over memory per step) on CPU and CUDA; a fused call takes tensors of one mesh only, so there is a
+    group for each. The state is of the parameters' type, float32.
     """
     trainable = [parameter for _, parameter in named_parameters if parameter.requires_grad]
     decayed = [parameter for parameter in trainable if parameter.ndim >= 2]
     plain = [parameter for parameter in trainable if parameter.ndim < 2]
     groups = [
-        {"params": parameters, "weight_decay": decay}
+        {"params": together, "weight_decay": decay}
         for parameters, decay in ((decayed, cfg.weight_decay), (plain, 0.0))
-        if parameters
+        for together in _by_mesh(parameters)
     ]
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in trainable)
     return torch.optim.AdamW(groups, lr=cfg.lr, betas=(cfg.betas[0], cfg.betas[1]), eps=cfg.eps, fused=fused)
+
+
+def _by_mesh(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Parameters that lie on the same device mesh (or on none) together, in order of first appearance."""
+    groups: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    return list(groups.values())
 
 
 def learning_rate(step: int, cfg: OptimConfig, total_steps: int) -> float:
@@ -72,27 +81,6 @@ def apply_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = lr
-
-
-def local_square_sum(named_parameters: list[tuple[str, nn.Parameter]], replicas: int = 1) -> Tensor:
-    """This rank's part of the squared global gradient norm: float64 scalar; its sum over the group's ranks is the whole.
-
-    A rank counts its slice of a DTensor divided by the number of ranks that hold the same slice. `replicas`: ranks in
-    the group that hold the same copy of a plain (not DTensor) parameter.
-    """
-    total = torch.zeros((), dtype=torch.float64)
-    for _, parameter in named_parameters:
-        gradient = parameter.grad
-        if gradient is None:
-            continue
-        copies = replicas
-        if isinstance(gradient, DTensor):
-            mesh, placements = gradient.device_mesh, gradient.placements
-            copies = math.prod(mesh.size(axis) for axis, placement in enumerate(placements) if placement.is_replicate())
-            gradient = gradient.to_local()
-        square = torch.linalg.vector_norm(gradient, dtype=torch.float32).double().square()
-        total += (square / copies).to(total.device)
-    return total
 
 
 def clip_coefficient(norm: float, max_norm: float) -> float:

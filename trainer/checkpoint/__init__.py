@@ -1,1 +1,1 @@
-"""Checkpoints: `catalog` finds and verifies them (no torch), `writer` saves, `loader` reads, `state` says what is kept."""
+"""Checkpoints: `catalog` finds and verifies (no torch), `writer` saves, `loader` reads, `state` says what is kept."""

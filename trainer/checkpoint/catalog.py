@@ -56,7 +56,8 @@ class Catalog:
     def newest_verified(self) -> tuple[Path, dict[str, Any]] | None:
         """The newest checkpoint whose every file has its checksum, with its manifest; None if there is none.
 
-        `messages` says why newer ones were skipped: "checkpoint step 40: part-1/__0_0.distcp checksum differs: skipped".
+        `messages` then says why newer ones were passed over:
+        "checkpoint step 40: part-1/__0_0.distcp checksum differs: skipped".
         """
         self.messages = []
         for path in self.entries():
