@@ -65,7 +65,7 @@ class ClusterProfile:
         step_s = self.compute_s + self.all_reduce_seconds(self.groups)
         if self.mtbf_s <= step_s:
             raise ValueError(
-                f"cluster.mtbf_s={self.mtbf_s:g} is not longer than one step (compute_s + all_reduce_s = {step_s:g} s): "
+                f"cluster.mtbf_s={self.mtbf_s:g} is not longer than a step (compute_s + all_reduce_s = {step_s:g} s): "
                 "hardly a step would end without a failure; check the units (seconds)"
             )
 

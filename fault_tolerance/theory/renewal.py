@@ -1,0 +1,183 @@
+"""Time to train where lifetimes age: a renewal estimate over one cycle from a global restart to the next.
+
+The published J(r) lets failures come at a constant rate. Real lifetimes do not: with a Weibull shape below 1 and ages
+reset at a restart, failures come in a burst after it and thin out, so that a small r wipes out in half the time that
+mu * MTBF says. Here each group is dead t seconds after the restart with probability q(t), the distribution of its
+lifetime, so the number of failures k is binomial, and
+- G(t) = sum over k of P(k) P(K > k): no wipe-out yet (`survival`); T_f = integral of G, the mean time to the wipe-out;
+- a step with k failures behind it takes the seconds of its stacks (`stacks`) and of the all-reduce, and where it is
+  struck those of patch, shrink and replanning;
+- W(t) = integral of (steps per second) given no wipe-out yet, less the share T_s/T_c for saves: steps done by t;
+- a wipe-out leaves what the last save holds: E[kept] = sum over n of G(n T_c) (W(n T_c) - W((n-1) T_c)).
+Time to train over failure-free time = (T_f + T_r) / (E[kept] * failure-free step seconds): renewal-reward, so the
+length of the run does not matter. Assumes that steps are short against a period, and neither failures during a restart
+nor repairs. `scripts/bench_theory.py` prints how far it is from the paper's table.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from fault_tolerance.cluster import ClusterProfile
+from fault_tolerance.placement import check_sizes
+from fault_tolerance.theory.stacks import least_load, least_stacks, patch_stacks
+from fault_tolerance.theory.survival import Array, survival_after
+
+METHODS = ("ckpt", "rep", "spare", "spare_micro_batch")
+"""CKPT-only; replication (all r copies computed); SPARe with whole shards; SPARe with micro-batches."""
+
+_POINTS = 301
+"""Points in time of one cycle."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one method needs, in the mean of a long run.
+
+    Attributes:
+        wipe_out_s: T_f, seconds from a restart to the wipe-out.
+        availability: uptime / wall-clock: T_f / (T_f + T_r).
+        productive_fraction: time in steps that counted / wall-clock.
+        stacks: shard types that the busiest group computes per step, patches included.
+        time_to_train_ratio: time to train / failure-free time; infinite if nothing ever gets past a checkpoint.
+    """
+
+    wipe_out_s: float
+    availability: float
+    productive_fraction: float
+    stacks: float
+    time_to_train_ratio: float
+
+
+def estimate(
+    profile: ClusterProfile,
+    groups: int,
+    redundancy: int,
+    method: str,
+    period_s: float,
+    micro_batches: int = 1,
+    placement: str = "cyclic",
+) -> Estimate:
+    """Estimate one method on a cluster; see the module's docstring for the model.
+
+    Args:
+        groups: N; replaces profile.groups.
+        redundancy: r; 1 for ckpt.
+        method: one of METHODS.
+        period_s: checkpoint period T_c in seconds, the save included.
+        micro_batches: m (spare_micro_batch).
+        placement: cyclic, or partition (rep: teams of r).
+
+    Raises:
+        ValueError: unknown method, sizes that do not fit, or a period not longer than a save.
+    """
+    check_sizes(groups, redundancy)
+    if period_s <= profile.save_s:
+        raise ValueError(f"checkpoint period {period_s:g} s: must be longer than cluster.save_s={profile.save_s:g}")
+    cycle = _cycle(profile, groups, redundancy, placement)
+    time, alive, weights = cycle.time, cycle.alive, cycle.weights
+    load, patch, longest = _work(groups, redundancy, method, micro_batches, cycle.failures)
+    masked = method != "ckpt" and redundancy > 1
+    step_s = load * profile.compute_s + profile.all_reduce_seconds(groups)
+    struck = np.outer(cycle.failure_rate, step_s)
+    patches = longest * -np.expm1(-struck * (patch / np.maximum(longest, 1e-12)))
+    mending_s = patches * profile.compute_s - np.expm1(-struck) * masked * (profile.shrink_s + profile.replan_s)
+    steps_per_s = weights / (step_s + mending_s)
+
+    training = 1 - profile.save_s / period_s
+    rate = steps_per_s.sum(axis=1)
+    busy = (steps_per_s * step_s).sum(axis=1)
+    wipe_out_s = _integral(alive, time)
+    cycle_s = wipe_out_s + profile.restart_s
+    kept = _kept(rate, cycle, period_s) * training
+    stacks = _integral(alive * (steps_per_s * (load + patches)).sum(axis=1), time) / _integral(alive * rate, time)
+    return Estimate(
+        wipe_out_s=wipe_out_s,
+        availability=wipe_out_s / cycle_s,
+        productive_fraction=_kept(busy, cycle, period_s) * training / cycle_s,
+        stacks=stacks,
+        time_to_train_ratio=cycle_s / (kept * profile.step_seconds(groups)) if kept > 0 else math.inf,
+    )
+
+
+@dataclass(frozen=True)
+class _Cycle:
+    """From a restart on.
+
+    Attributes:
+        time: seconds, (T,).
+        alive: P(no wipe-out yet), (T,).
+        failures: values of k, (K,).
+        failure_rate: failures per second, (T,).
+        weights: probability of k failures given no wipe-out yet, (T, K).
+    """
+
+    time: Array
+    alive: Array
+    failures: npt.NDArray[np.int64]
+    failure_rate: Array
+    weights: Array
+
+
+@lru_cache(maxsize=8)
+def _cycle_of(groups: int, redundancy: int, placement: str, mtbf_s: float, shape: float) -> _Cycle:
+    enduring = survival_after(groups, redundancy, placement)
+    last = int(np.flatnonzero(enduring > 1e-9)[-1])
+    top_share = min((last + 5 * math.sqrt(last) + 20) / groups, 1 - 1e-9)
+    scale = groups * mtbf_s / math.gamma(1 + 1 / shape)
+    time = scale * (-math.log1p(-top_share)) ** (1 / shape) * np.linspace(0, 1, _POINTS) ** 2
+    dead_share = -np.expm1(-((time / scale) ** shape))
+    # All small k, and beyond them enough to follow a smooth distribution, each standing for its neighbours.
+    failures = np.unique(np.concatenate([np.arange(min(last, 200) + 1), np.linspace(0, last, 400).round()])).astype(int)
+    borders = np.concatenate([[-0.5], (failures[1:] + failures[:-1]) / 2, [last + 0.5]])
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, groups + 1)))])
+    ways = log_factorial[groups] - log_factorial[failures] - log_factorial[groups - failures]
+    log_dead = np.log(np.maximum(dead_share, 1e-300))[:, None] * failures
+    log_live = np.log1p(-dead_share)[:, None] * (groups - failures)
+    joint = np.exp(ways + log_dead + log_live) * enduring[failures] * np.diff(borders)
+    alive = joint.sum(axis=1)
+    return _Cycle(
+        time=time,
+        alive=alive,
+        failures=failures,
+        failure_rate=groups * np.gradient(dead_share, time),
+        weights=joint / np.maximum(alive, 1e-300)[:, None],
+    )
+
+
+def _cycle(profile: ClusterProfile, groups: int, redundancy: int, placement: str) -> _Cycle:
+    return _cycle_of(groups, redundancy, placement, profile.mtbf_s, profile.weibull_shape)
+
+
+def _kept(rate: Array, cycle: _Cycle, period_s: float) -> float:
+    """Expected integral of `rate` up to the last whole period before the wipe-out."""
+    done = np.concatenate([[0.0], np.cumsum((rate[1:] + rate[:-1]) / 2 * np.diff(cycle.time))])
+    periods = int(min(cycle.time[-1] / period_s, 1e6)) + 1
+    ends = np.arange(periods + 1) * period_s
+    gained = np.diff(np.interp(ends, cycle.time, done))
+    return float((np.interp(ends[1:], cycle.time, cycle.alive, right=0.0) * gained).sum())
+
+
+def _integral(values: Array, time: Array) -> float:
+    return float(((values[1:] + values[:-1]) / 2 * np.diff(time)).sum())
+
+
+def _work(
+    groups: int, redundancy: int, method: str, micro_batches: int, failures: npt.NDArray[np.int64]
+) -> tuple[Array, Array, Array]:
+    """After each of `failures`: stacks per step, expected stacks of one failure's patch, and of the longest one."""
+    if method in ("ckpt", "rep"):
+        nothing = np.zeros(failures.shape)
+        return np.full(failures.shape, float(redundancy)), nothing, nothing
+    if method == "spare":
+        patch = patch_stacks(groups, redundancy, failures)
+        return np.minimum(least_stacks(groups, failures), redundancy), patch, np.ones(failures.shape)
+    if method == "spare_micro_batch":
+        patch = patch_stacks(groups, redundancy, failures, micro_batches)
+        return np.minimum(least_load(groups, failures, micro_batches), redundancy), patch, patch
+    raise ValueError(f"method {method} is unknown: choose one of {', '.join(METHODS)}")
