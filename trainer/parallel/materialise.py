@@ -7,18 +7,13 @@ weights that its layout names, so an 8B model never exists whole on a rank that 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainer.config import ModelConfig
 from trainer.model.decoder import Decoder
 from trainer.model.initialise import initial_rows
-
-
-def named_parameters_once(parts: list[Decoder]) -> list[tuple[str, nn.Parameter]]:
-    """Parameters of the chunks in order, each once."""
-    return [pair for part in parts for pair in part.named_parameters()]
 
 
 def local_piece(parameter: Tensor, shape: torch.Size) -> tuple[slice, ...]:
@@ -35,7 +30,7 @@ def materialise(parts: list[Decoder], config: ModelConfig, seed: int, device: to
     for part in parts:
         part.to_empty(device=device)
         part.build_tables(device)
-    for name, parameter in named_parameters_once(parts):
+    for name, parameter in (pair for part in parts for pair in part.named_parameters()):
         rows, *others = local_piece(parameter, parameter.shape)
         values = initial_rows(config, seed, name, parameter.shape, rows.start, rows.stop)
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
