@@ -1,8 +1,8 @@
 """Cache entries that are whole or not there.
 
 An entry is a folder named by its key. It is built beside its place under a lock, its files are synced, and a rename
-makes it visible; whoever waited for the lock finds it. A killed build leaves a `.building-*` folder that nobody reads and that
-the next build of the same key removes.
+makes it visible; whoever waited for the lock finds it. A killed build leaves a `.building-*` folder that nobody reads
+and that the next build of the same key removes.
 """
 
 from __future__ import annotations

@@ -5,13 +5,15 @@ A pure function of the prepared corpus, the seed and the index, independent of w
 them. The same rows are seen with any number of types and micro-batches.
 
 - Block k of a file holds tokens [k x T, k x T + T]: T + 1 tokens, stride T, so each token is a target exactly once.
-- Every (1 / validation_fraction)-th block, evenly spread over the corpus, is held out; training never sees it as target.
+- Every (1 / validation_fraction)-th block, evenly spread over the corpus, is held out: never a target of training.
 - Row i trains on block i mod n of epoch i div n, in a new order each epoch (`permutation`), or in file order without
   data.shuffle. Rows run on over the end of an epoch.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import os
 
 import numpy as np
@@ -68,8 +70,8 @@ class BlockDataset:
         self._shuffle = shuffle
         self._files = [_open(file) for file in prepared.files]
         blocks = [max(0, len(tokens) - 1) // sequence_length for tokens in self._files]
-        self._file_ends = np.cumsum(blocks, dtype=np.int64)
-        self.blocks = int(sum(blocks))
+        self._file_ends = list(itertools.accumulate(blocks))
+        self.blocks = sum(blocks)
         self.validation_blocks = max(1, round(validation_fraction * self.blocks)) if validation_fraction else 0
         self.train_blocks = self.blocks - self.validation_blocks
         if self.train_blocks < 1:
@@ -81,11 +83,13 @@ class BlockDataset:
 
     def unit(self, step: int, type: int, micro_batch: int) -> np.ndarray:
         """Tokens of training unit (type, micro_batch) of `step`, int64 [B, T + 1]."""
-        rows = self._rows(step, type, micro_batch)
-        epoch, index = rows // self.train_blocks, rows % self.train_blocks
-        if self._shuffle:
-            index = permute(index, self.train_blocks, self._seed, epoch)
-        return self._read(self.train_block(index))
+        blocks = []
+        for row in self._rows(step, type, micro_batch):
+            epoch, index = divmod(row, self.train_blocks)
+            if self._shuffle:
+                index = permute(index, self.train_blocks, self._seed, epoch)
+            blocks.append(self.train_block(index))
+        return self._read(blocks)
 
     def validation_unit(self, batch: int, type: int, micro_batch: int) -> np.ndarray:
         """Tokens of unit (type, micro_batch) of validation batch `batch`, int64 [B, T + 1].
@@ -97,38 +101,37 @@ class BlockDataset:
         """
         if not self.validation_blocks:
             raise ValueError("data.validation_fraction=0 holds nothing out for a validation loss; 0.01 would")
-        rows = self._rows(batch, type, micro_batch) % self.validation_blocks
-        return self._read(self.validation_block(rows))
+        rows = self._rows(batch, type, micro_batch)
+        return self._read([self.validation_block(row % self.validation_blocks) for row in rows])
 
-    def train_block(self, index: np.ndarray) -> np.ndarray:
-        """Block number of training blocks `index`: the blocks in order, less the held-out ones.
+    def train_block(self, index: int) -> int:
+        """Block number of training block `index`: the blocks in order, less the held-out ones.
 
         With n blocks, v held out and t = n - v, held-out block g is the last of [g x n div v, (g + 1) x n div v), so
-        g x t div v training blocks come before that run. Index i lies in the run g with g x t div v <= i that is
-        greatest: g = ((i + 1) x v - 1) div t.
+        g x t div v training blocks come before that run. Index i lies in the greatest run g with g x t div v <= i,
+        which is g = ((i + 1) x v - 1) div t.
         """
-        if not self.validation_blocks:
-            return index
-        return index + ((index + 1) * self.validation_blocks - 1) // self.train_blocks
+        return (
+            index + ((index + 1) * self.validation_blocks - 1) // self.train_blocks if self.validation_blocks else index
+        )
 
-    def validation_block(self, index: np.ndarray) -> np.ndarray:
-        """Block number of held-out blocks `index`, evenly spread over the corpus."""
+    def validation_block(self, index: int) -> int:
+        """Block number of held-out block `index`; they are evenly spread over the corpus."""
         return (index + 1) * self.blocks // self.validation_blocks - 1
 
-    def _rows(self, batch: int, type: int, micro_batch: int) -> np.ndarray:
-        """Global sample rows of a unit, int64 [B]."""
+    def _rows(self, batch: int, type: int, micro_batch: int) -> range:
+        """Global sample rows of a unit, B of them."""
         assert batch >= 0 and 0 <= type < self.types and 0 <= micro_batch < self.micro_batches
         unit = type * self.micro_batches + micro_batch
         first = batch * self.global_batch + unit * self.micro_batch_size
-        return np.arange(first, first + self.micro_batch_size, dtype=np.int64)
+        return range(first, first + self.micro_batch_size)
 
-    def _read(self, blocks: np.ndarray) -> np.ndarray:
-        """Tokens of blocks (int64 [B]), int64 [B, T + 1]."""
+    def _read(self, blocks: list[int]) -> np.ndarray:
+        """Tokens of B blocks, int64 [B, T + 1]."""
         out = np.empty((len(blocks), self.sequence_length + 1), dtype=np.int64)
-        files = np.searchsorted(self._file_ends, blocks, side="right")
-        for row, (block, file) in enumerate(zip(blocks.tolist(), files.tolist(), strict=True)):
-            before = int(self._file_ends[file - 1]) if file else 0
-            start = (block - before) * self.sequence_length
+        for row, block in enumerate(blocks):
+            file = bisect.bisect_right(self._file_ends, block)
+            start = (block - (self._file_ends[file - 1] if file else 0)) * self.sequence_length
             out[row] = self._files[file][start : start + self.sequence_length + 1]
         return out
 

@@ -9,6 +9,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+ITEM_BYTES = {"uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8}
+"""Bytes per id of each type of token file."""
+
 
 @dataclass(frozen=True)
 class TokenFile:

@@ -164,7 +164,9 @@ def expand_paths(paths: list[str], *, wanted: str) -> list[str]:
         pattern = os.path.expanduser(path)
         if os.path.exists(pattern):
             if os.path.isdir(pattern):
-                raise ValueError(f"data.paths: {path} is a folder; a glob as in {path.rstrip('/')}/*.txt names its files")
+                raise ValueError(
+                    f"data.paths: {path} is a folder; a glob as in {path.rstrip('/')}/*.txt names its files"
+                )
             matches = [pattern]
         elif glob.has_magic(pattern):
             matches = sorted(file for file in glob.glob(pattern, recursive=True) if os.path.isfile(file))

@@ -1,80 +1,17 @@
-"""Text to token ids: bytes, a byte-level BPE trained on the corpus, or a transformers tokenizer.
+"""Which tokenizer data.tokenizer names, checked and identified without importing a heavy library.
 
-`resolve` checks data.tokenizer and says what identifies it without importing a heavy library, so that a warm cache stays
-cheap; `load` makes an encoder. Text that spells a special token is encoded as ordinary text: only the end of a document
-gives the end-of-text id.
+So a warm cache stays cheap; `encoders` does the work.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import os
-import socket
-import urllib.parse
-import urllib.request
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-END_OF_TEXT = "<|endoftext|>"
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "*.model")
 _SMALLEST_BPE = 257  # 256 bytes and end of text
-
-
-class Encoder(Protocol):
-    """Encodes documents."""
-
-    vocab_size: int
-    end_of_text: int
-
-    def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of each text, integer [tokens], no special tokens added."""
-        ...
-
-
-class ByteEncoder:
-    """UTF-8 bytes as ids 0 to 255; 256 ends a text."""
-
-    vocab_size = 257
-    end_of_text = 256
-
-    def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of each text, uint8 [bytes]."""
-        return [np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8) for text in texts]
-
-
-class FastEncoder:
-    """A `tokenizers.Tokenizer`, which encodes a batch on all cores unless TOKENIZERS_PARALLELISM=false."""
-
-    def __init__(self, tokenizer: Any, end_of_text: int, vocab_size: int | None = None) -> None:
-        tokenizer.encode_special_tokens = True
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        self._tokenizer = tokenizer
-        self.end_of_text = end_of_text
-        self.vocab_size = vocab_size or tokenizer.get_vocab_size()
-
-    def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of each text, int64 [tokens]."""
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
-
-
-class SlowEncoder:
-    """A transformers tokenizer without a fast form."""
-
-    def __init__(self, tokenizer: Any, end_of_text: int) -> None:
-        self._tokenizer = tokenizer
-        self.end_of_text = end_of_text
-        self.vocab_size = len(tokenizer)
-
-    def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of each text, int64 [tokens]."""
-        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-        return [np.array(self._tokenizer(text, **options)["input_ids"], dtype=np.int64) for text in texts]
 
 
 def resolve(tokenizer: str, bpe_vocab_size: int) -> dict[str, Any]:
@@ -90,7 +27,9 @@ def resolve(tokenizer: str, bpe_vocab_size: int) -> dict[str, Any]:
     version = importlib.metadata.version("tokenizers")
     if tokenizer == "bpe":
         if bpe_vocab_size < _SMALLEST_BPE:
-            raise ValueError(f"data.bpe_vocab_size={bpe_vocab_size} must be at least {_SMALLEST_BPE} (bytes and end of text)")
+            raise ValueError(
+                f"data.bpe_vocab_size={bpe_vocab_size} must be at least {_SMALLEST_BPE} (bytes and end of text)"
+            )
         return {"tokenizer": "bpe", "vocab_size": bpe_vocab_size, "tokenizers": version}
     path = Path(tokenizer).expanduser()
     if path.is_dir():
@@ -101,103 +40,26 @@ def resolve(tokenizer: str, bpe_vocab_size: int) -> dict[str, Any]:
         return {"tokenizer": hashes, "tokenizers": version}
     if path.is_file():
         return {"tokenizer": hashlib.sha256(path.read_bytes()).hexdigest(), "tokenizers": version}
-    if tokenizer.startswith(("/", ".", "~")) or tokenizer.count("/") > 1 or tokenizer.endswith(".json") or not tokenizer:
-        raise ValueError(_unknown(tokenizer, "no such folder or file"))
+    if (
+        tokenizer.startswith(("/", ".", "~"))
+        or tokenizer.count("/") > 1
+        or tokenizer.endswith(".json")
+        or not tokenizer
+    ):
+        raise ValueError(unknown_tokenizer(tokenizer, "no such folder or file"))
     return {"tokenizer": f"hub:{tokenizer}", "tokenizers": version}
 
 
-def load(tokenizer: str) -> Encoder:
-    """Encoder of any data.tokenizer but `bpe`, which is first trained and then loaded from its tokenizer.json.
-
-    Raises:
-        ValueError: it is not a tokenizer, cannot be reached, or has no end-of-text token.
-    """
-    assert tokenizer != "bpe"
+def location(tokenizer: str) -> str | None:
+    """Absolute path of a tokenizer on this machine, its name on the hub, None for bytes."""
     if tokenizer == "bytes":
-        return ByteEncoder()
+        return None
     path = Path(tokenizer).expanduser()
-    return _load_file(path) if path.is_file() else _load_transformers(str(path) if path.is_dir() else tokenizer)
+    return str(path.absolute()) if path.exists() else tokenizer
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, path: Path) -> None:
-    """Train a byte-level BPE (the splitting of GPT-2) on texts and write it to `path` as tokenizer.json.
-
-    Deterministic for the same texts and version of tokenizers. The vocabulary is smaller when the texts run out of pairs.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    model = Tokenizer(models.BPE())
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+def unknown_tokenizer(tokenizer: str, reason: str) -> str:
+    """Message of a ValueError about data.tokenizer."""
+    return (
+        f"data.tokenizer={tokenizer}: {reason}; bytes, bpe, or a folder or name of a transformers tokenizer would fit"
     )
-    model.train_from_iterator(texts, trainer)
-    model.save(str(path))
-
-
-def _load_file(path: Path) -> Encoder:
-    """A tokenizer.json; its end of text is the token of that name."""
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise ValueError(_unknown(str(path), f"not a tokenizer.json ({error})")) from None
-    end_of_text = tokenizer.token_to_id(END_OF_TEXT)
-    if end_of_text is None:
-        raise ValueError(
-            f"data.tokenizer={path} has no token {END_OF_TEXT} to end documents; "
-            "give the folder of a transformers tokenizer, whose eos_token is used"
-        )
-    return FastEncoder(tokenizer, end_of_text)
-
-
-def _load_transformers(name: str) -> Encoder:
-    """A transformers tokenizer from a folder, the local hub cache, or the hub."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        if os.path.isdir(name):
-            raise ValueError(_unknown(name, _first_line(error))) from None
-        if not hub_reachable():
-            raise ValueError(_unknown(name, "not a folder, not in the local hub cache, and the hub is not reachable")) from None
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError, KeyError) as hub_error:
-            raise ValueError(_unknown(name, _first_line(hub_error))) from None
-    if tokenizer.eos_token_id is None:
-        raise ValueError(f"data.tokenizer={name} has no end-of-text token (eos_token) to end documents")
-    if tokenizer.is_fast:
-        return FastEncoder(tokenizer.backend_tokenizer, tokenizer.eos_token_id, len(tokenizer))
-    return SlowEncoder(tokenizer, tokenizer.eos_token_id)
-
-
-def hub_reachable() -> bool:
-    """Whether asking the hub makes sense: its client retries a dead network for most of a minute."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    address = urllib.parse.urlsplit(constants.ENDPOINT)
-    if address.scheme in urllib.request.getproxies():
-        return True
-    port = address.port or (443 if address.scheme == "https" else 80)
-    try:
-        socket.create_connection((address.hostname, port), timeout=5).close()
-    except OSError:
-        return False
-    return True
-
-
-def _unknown(tokenizer: str, reason: str) -> str:
-    return f"data.tokenizer={tokenizer}: {reason}; bytes, bpe, or a folder or name of a transformers tokenizer would fit"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -10,8 +10,8 @@ from types import TracebackType
 
 import numpy as np
 
+from trainer.data.encoders import Encoder
 from trainer.data.sources import Part, Source
-from trainer.data.tokenizer import Encoder
 
 _BATCH_CHARACTERS = 1 << 20
 
@@ -69,7 +69,9 @@ class TokenWriter:
     def __enter__(self) -> TokenWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:
             self._stream.flush()
             os.fsync(self._stream.fileno())
