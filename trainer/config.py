@@ -101,6 +101,10 @@ class DataConfig:
     """Split (hf)."""
     column: str = "text"
     """Text column (hf)."""
+    subset: str | None = None
+    """Configuration of a data set that has several (hf)."""
+    revision: str | None = None
+    """Commit or tag of a data set of the hub (hf); without one the cached copy is never checked for changes."""
     tokenizer: str = "bpe"
     """bytes, bpe (trained once on the corpus and cached), or a folder or name of a transformers tokenizer."""
     bpe_vocab_size: int = 4096
