@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from trainer.config import ModelConfig
@@ -26,6 +27,11 @@ def head_dimension(config: ModelConfig) -> int:
     return config.head_dim if config.head_dim is not None else config.hidden_size // config.heads
 
 
+def local(tensor: Tensor) -> Tensor:
+    """The part of a weight that lies on this rank: all of it unless tensor parallelism made it a DTensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 class Linear(nn.Linear):
     """A linear layer without bias that computes in the dtype of its input."""
 
@@ -33,7 +39,7 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype))
+        return F.linear(x, local(self.weight).to(x.dtype))
 
 
 class RMSNorm(nn.Module):
@@ -161,7 +167,7 @@ class Decoder(nn.Module):
             if not config.tied_embeddings:
                 self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.vocabulary: Any = None
-        """Under tensor parallelism: the slice of the vocabulary on this rank (see trainer.parallel.tensor)."""
+        """Under tensor parallelism: this rank's slice of the vocabulary (trainer.parallel.tensor.VocabularySlice)."""
         empty = torch.empty(0)
         self.register_buffer("rotary_cos", empty, persistent=False)
         self.register_buffer("rotary_sin", empty.clone(), persistent=False)
@@ -179,7 +185,7 @@ class Decoder(nn.Module):
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         if self.range.has_embedding:
-            x = self.embed_tokens(x).to(self.dtype)
+            x = self._embedded(x).to(self.dtype)
         cos, sin = self.rotary_cos[: x.shape[1]], self.rotary_sin[: x.shape[1]]
         for layer in self.layers.values():
             x = layer(x, cos, sin)
@@ -189,6 +195,12 @@ class Decoder(nn.Module):
         if targets is None:
             return self._logits(x)
         return self._loss(x, targets)
+
+    def _embedded(self, ids_BT: Tensor) -> Tensor:
+        if self.vocabulary is not None:
+            embedded: Tensor = self.vocabulary.embed(ids_BT, self.embed_tokens.weight)
+            return embedded
+        return self.embed_tokens(ids_BT)
 
     def _logits(self, x_BTC: Tensor) -> Tensor:
         weight = self.output_weight.to(x_BTC.dtype)

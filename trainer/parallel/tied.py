@@ -9,12 +9,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that lies on this rank."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+from trainer.model.decoder import local
 
 
 class TiedEmbedding:
