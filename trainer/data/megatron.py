@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -64,9 +63,20 @@ def index_dtype(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 1 << 16 else "int32"
 
 
-def write_index(path: Path, dtype: str, lengths: Sequence[int]) -> None:
-    """Write the index of a .bin whose sequences, one per document, have `lengths` tokens; on disk when this returns."""
-    sizes = np.array(lengths, dtype="<i4")
+def write_index(path: Path, dtype: str, lengths: np.ndarray) -> None:
+    """Write the index of a .bin; on disk when this returns.
+
+    Args:
+        path: of the .idx.
+        dtype: of `index_dtype`.
+        lengths: int64 [S], tokens of each sequence; a sequence is a document.
+
+    Raises:
+        ValueError: a document has 2^31 tokens or more.
+    """
+    if len(lengths) and int(lengths.max()) >= 1 << 31:
+        raise ValueError("data: a document has more tokens than Megatron's index can say (2^31); split it")
+    sizes = lengths.astype("<i4")
     starts = np.cumsum(sizes, dtype=np.int64) - sizes
     with open(path, "wb") as stream:
         stream.write(_HEADER.pack(_MAGIC, _VERSION, _WRITTEN[dtype], len(sizes), len(sizes) + 1))

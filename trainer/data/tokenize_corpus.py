@@ -78,7 +78,7 @@ def tokenize_corpus(
 
 def _outputs(output: Path) -> dict[str, Path]:
     """What may be written, by ending and in the order of writing."""
-    endings = (".tokenizer.json", ".idx", ".json", ".bin")
+    endings = (".json", ".tokenizer.json", ".idx", ".bin")
     return {ending: output.with_name(output.name + ending) for ending in endings}
 
 
@@ -87,7 +87,11 @@ def _check_output(output: Path, overwrite: bool) -> None:
     there = [str(path) for path in _outputs(output).values() if path.exists()]
     if there and not overwrite:
         raise ValueError(f"--output: {', '.join(there)} is there already; --overwrite replaces it")
-    if there and Description.read(str(_outputs(output)[".bin"])) is None:
+    try:
+        own = not there or Description.read(str(_outputs(output)[".bin"])) is not None
+    except ValueError:
+        own = False
+    if not own:
         raise ValueError(f"--output: {', '.join(there)} was not written by this tool, so --overwrite leaves it alone")
 
 
@@ -209,7 +213,7 @@ def _join(
     cache.write_synced(folder / "joined.json", description.to_json())
     for path in reversed(final.values()):
         path.unlink(missing_ok=True)
-    for name, ending in (("tokenizer.json", ".tokenizer.json"), ("joined.idx", ".idx"), ("joined.json", ".json")):
+    for name, ending in (("joined.json", ".json"), ("tokenizer.json", ".tokenizer.json"), ("joined.idx", ".idx")):
         if (folder / name).is_file():
             os.rename(folder / name, final[ending])
     os.rename(folder / "joined.bin", final[".bin"])
