@@ -1,0 +1,84 @@
+"""The patch: who computes the units that the step in flight still lacks, with the shortest longest extra work.
+
+Units of one type may go to any of its live hosts; the largest number that one host gets is the extra critical path.
+A lower bound is the average over the hosts concerned. Augmenting paths fill up to the bound; where they fail, the
+groups reached prove a higher one (Hall's condition), and the search goes on from what is already placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def least_patch(
+    missing: Mapping[int, int], live_hosts: Sequence[Sequence[int]]
+) -> tuple[dict[int, dict[int, int]], int]:
+    """Spread `missing[type]` units over the type's live hosts.
+
+    Returns:
+        {group: {type: units}} and the largest number of units at one group.
+    """
+    if not missing:
+        return {}, 0
+    union: set[int] = set()
+    for kind in missing:
+        union.update(live_hosts[kind])
+    limit = max(
+        -(-sum(missing.values()) // len(union)),
+        *(-(-count // len(live_hosts[kind])) for kind, count in missing.items()),
+    )
+    given: dict[int, dict[int, int]] = {}
+    load: dict[int, int] = {}
+    for kind in sorted(missing, key=lambda kind: (len(live_hosts[kind]), kind)):
+        wanted = missing[kind]
+        for host in sorted(live_hosts[kind], key=lambda host: load.get(host, 0)):
+            amount = min(wanted, limit - load.get(host, 0))
+            if amount > 0:
+                _give(given, load, host, kind, amount)
+                wanted -= amount
+        while wanted:
+            bound = _augment(kind, live_hosts, given, load, limit)
+            if bound:
+                limit = bound
+            else:
+                wanted -= 1
+    return given, max(load.values())
+
+
+def _give(given: dict[int, dict[int, int]], load: dict[int, int], host: int, kind: int, amount: int) -> None:
+    kinds = given.setdefault(host, {})
+    kinds[kind] = kinds.get(kind, 0) + amount
+    if not kinds[kind]:
+        del kinds[kind]
+    load[host] = load.get(host, 0) + amount
+
+
+def _augment(
+    source: int,
+    live_hosts: Sequence[Sequence[int]],
+    given: dict[int, dict[int, int]],
+    load: dict[int, int],
+    limit: int,
+) -> int:
+    """Place one unit of `source` within `limit` by a shortest path; 0, or the next limit worth trying."""
+    type_from: dict[int, int] = {source: -1}
+    host_from: dict[int, int] = {}
+    queue = [source]
+    for kind in queue:
+        for host in live_hosts[kind]:
+            if host in host_from:
+                continue
+            host_from[host] = kind
+            if load.get(host, 0) < limit:
+                while True:
+                    kind = host_from[host]
+                    _give(given, load, host, kind, 1)
+                    host = type_from[kind]
+                    if host < 0:
+                        return 0
+                    _give(given, load, host, kind, -1)
+            for other in given[host]:
+                if other not in type_from:
+                    type_from[other] = host
+                    queue.append(other)
+    return limit + 1
