@@ -39,7 +39,8 @@ format: $(STAMP)
 	@$(BIN)/ruff format
 
 docs: $(STAMP)
-	@$(BIN)/python scripts/config_reference.py > docs/configuration.md
+	@mkdir -p docs
+	@$(BIN)/python -m trainer.config_reference > docs/configuration.md
 
 # Without the project itself, and without torch's build name (+cpu, +cu128): any build of the version will do.
 lock: $(STAMP)

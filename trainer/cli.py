@@ -151,7 +151,7 @@ def _fail(text: str) -> int:
 def _describe_composition(error: Exception, config_name: str, overrides: list[str]) -> str:
     """What is wrong, with the existing options as suggestions and the override that alone gives the same error."""
     ours = [override for override in overrides if override.startswith("hydra.searchpath=")]
-    text = describe(error, _known_options(config_name, ours))
+    text = describe(error, lambda: _known_options(config_name, ours))
     if isinstance(error, MissingConfigException) or any(override.split("=")[0] in text for override in overrides):
         return text
     for override in overrides:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import (
@@ -32,11 +32,11 @@ _NEEDS = (
 """Parts of OmegaConf's messages about types, and what each means for the user."""
 
 
-def describe(error: BaseException, options: Sequence[str] = ()) -> str:
+def describe(error: BaseException, options: Callable[[], Sequence[str]] = tuple) -> str:
     """One line for a Hydra, OmegaConf or value error.
 
     Args:
-        options: dotted names that exist, for "did you mean".
+        options: gives the dotted names that exist, for "did you mean"; called only where they are needed.
     """
     override = _override_of(error)
     for link in _chain(error):
@@ -45,7 +45,7 @@ def describe(error: BaseException, options: Sequence[str] = ()) -> str:
         if isinstance(link, OverrideParseException):
             return f"cannot read {link.override!r}: write option=value (quote a value with special characters)"
         if isinstance(link, ConfigKeyError | ConfigAttributeError):
-            return _unknown_option(link, override, options)
+            return _unknown_option(link, override, options())
         if isinstance(link, MissingMandatoryValue):
             return f"{link.full_key or link.key}: a value is needed, set {link.full_key or link.key}=..."
         if isinstance(link, InterpolationResolutionError):
@@ -59,7 +59,7 @@ def describe(error: BaseException, options: Sequence[str] = ()) -> str:
         key = found[1].partition("=")[0]
         return f"{found[1]}: several values need -m (one run each); a list is written {key}=[a,b]"
     if found := re.match(r"Could not override '([^']*)'", text):
-        return unknown(found[1], options)
+        return unknown(found[1], options())
     return f"{override}: {_first_line(error)}" if override and override not in text else _first_line(error)
 
 
