@@ -146,8 +146,8 @@ class Decoder(nn.Module):
     """The whole model, or the chunk of it that `layers` names.
 
     forward(x, targets=None): `x` is token ids [B, T] where the chunk begins the model, else hidden states [B, T, C].
-    Where it ends the model the result is the sum of the token losses [1] if targets [B, T] are given, else the logits
-    [B, T, V]; elsewhere hidden states [B, T, C].
+    Where it ends the model the result is the sum of the token losses (a scalar) if targets [B, T] are given, else the
+    logits [B, T, V]; elsewhere hidden states [B, T, C].
     """
 
     def __init__(
@@ -211,5 +211,5 @@ class Decoder(nn.Module):
     def _loss(self, x_BTC: Tensor, targets_BT: Tensor) -> Tensor:
         hidden, targets = x_BTC.flatten(0, 1), targets_BT.flatten()
         if self.vocabulary is not None:
-            return self.vocabulary.loss(hidden, self.output_weight, targets).reshape(1)
-        return linear_cross_entropy(hidden, self.output_weight, targets).reshape(1)
+            return self.vocabulary.loss(hidden, self.output_weight, targets)
+        return linear_cross_entropy(hidden, self.output_weight, targets)

@@ -114,7 +114,7 @@ class GroupModel:
     def _run_units(self, inputs: Tensor, targets: Tensor, on_last_backward: Callable[[], None] | None = None) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for index in range(len(inputs)):
-            loss = self._chunks[0](inputs[index], targets[index]).sum()
+            loss = self._chunks[0](inputs[index], targets[index])
             total += loss.detach()
             if torch.is_grad_enabled():
                 if on_last_backward is not None and index == len(inputs) - 1:
