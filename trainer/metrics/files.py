@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -60,10 +61,8 @@ class JsonLines:
         if self._file is None:
             return
         file, self._file = self._file, None
-        try:
+        with contextlib.suppress(OSError):
             file.close()
-        except OSError:
-            self._lost += 0 if self._lost else 1
 
 
 def write_json(path: Path, entry: dict[str, Any]) -> None:
