@@ -2,13 +2,13 @@
 
 Supply: each type has `supply` units. A unit may go to any live host of its type; no group may hold more than
 `capacity` units. A unit costs nothing where today's assignment has it and 1 (a move) anywhere else. Today's
-assignment less the units of the dead is a flow of cost zero, hence the cheapest of its size; successive shortest
-augmenting paths (Ahuja, Magnanti, Orlin: Network Flows, 1993, section 9.7) add the missing units one path at a time
-and keep it the cheapest, touching only what has to change. Node potentials keep reduced costs non-negative, so that
-each search is a bucket Dijkstra which ends at the first group with room.
+assignment less the units of the dead is a flow of cost zero, hence the cheapest of its size. The primal-dual method
+(Ahuja, Magnanti, Orlin: Network Flows, 1993, section 9.8) adds the missing units and keeps it the cheapest: a bucket
+Dijkstra over reduced costs finds how far the nearest group with room is, then as many units as possible are sent at
+that price, then the next price. Only what has to change is touched.
 
-When no path exists, the types and groups that the search reached prove it: the groups are full and may hold all
-units of those types only if each holds more. That gives the next capacity worth trying (Hall's condition).
+When no group with room can be reached, the types and groups that the search saw prove it: those groups are full, and
+they hold all units of those types only if each holds more. That gives the next capacity worth trying (Hall's condition).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from fault_tolerance.placement import Placement
+
+FAR = 1 << 60
 
 
 class Flow:
@@ -26,9 +28,11 @@ class Flow:
         alive: per group 1 or 0.
         at: per group {type: units held}.
         load: per group the sum of `at`.
-        room: per group {type: units that may still be put there at no cost}.
-        over: per group {type: units held there at cost 1}.
+        room: {type: {group: units that may still be put there at no cost}}.
+        over: {group: {type: units held there at cost 1}}.
         capacity: most units that a group may hold.
+        journal: (group, type, units) as put or taken by the last `place`.
+        widen: called with a new capacity before it holds; may add to `room`.
     """
 
     def __init__(self, placement: Placement, supply: int) -> None:
@@ -40,22 +44,26 @@ class Flow:
     def reset(self) -> None:
         """All groups live; each holds the units of the type it starts with."""
         groups = self.placement.groups
-        self.live_hosts = [list(hosts) for hosts in self.placement.hosts]
+        self.live_hosts: list[tuple[int, ...]] = list(self.placement.hosts)
         self.alive = bytearray(b"\x01" * groups)
         self.live_count = groups
-        self.at: list[dict[int, int]] = [{group: self.supply} for group in range(groups)]
-        self.load = [self.supply] * groups
+        supply = self.supply
+        self.at: list[dict[int, int]] = [{group: supply} for group in range(groups)]
+        self.load = [supply] * groups
         self.room: dict[int, dict[int, int]] = {}
         self.over: dict[int, dict[int, int]] = {}
-        self.capacity = self.supply
+        self.capacity = supply
         self.journal: list[tuple[int, int, int]] = []
 
     def kill(self, group: int) -> dict[int, int]:
         """Take a group out; returns the units it held. The caller places them again."""
         self.alive[group] = 0
         self.live_count -= 1
+        live_hosts = self.live_hosts
         for kind in self.placement.stacks[group]:
-            self.live_hosts[kind].remove(group)
+            hosts = live_hosts[kind]
+            index = hosts.index(group)
+            live_hosts[kind] = hosts[:index] + hosts[index + 1 :]
         held = self.at[group]
         self.at[group] = {}
         self.load[group] = 0
@@ -63,11 +71,11 @@ class Flow:
 
     def revive(self, group: int) -> None:
         """Bring a group back, empty."""
-        self.alive[group] = 1
+        alive = self.alive
+        alive[group] = 1
         self.live_count += 1
-        stacks, order = self.placement.stacks[group], self.placement.hosts
-        for kind in stacks:
-            self.live_hosts[kind] = [host for host in order[kind] if self.alive[host]]
+        for kind in self.placement.stacks[group]:
+            self.live_hosts[kind] = tuple([host for host in self.placement.hosts[kind] if alive[host]])
 
     def smallest_capacity(self) -> int:
         """ceil(all units / live groups): no assignment has a smaller largest load."""
@@ -76,6 +84,32 @@ class Flow:
     def overloaded(self, capacity: int) -> list[int]:
         """Groups that hold more than `capacity` units, ascending."""
         return [group for group, load in enumerate(self.load) if load > capacity]
+
+    def shift(self, group: int, kind: int, amount: int) -> None:
+        """Add `amount` (may be negative) units of a type at a group and keep `room` and `over` true."""
+        at = self.at[group]
+        held = at.get(kind, 0) + amount
+        if held:
+            at[kind] = held
+        else:
+            del at[kind]
+        self.load[group] += amount
+        over = self.over.get(group)
+        if over and kind in over:
+            amount += over.pop(kind)
+        room = self.room.get(kind)
+        if room and group in room:
+            amount -= room.pop(group)
+        if amount > 0:
+            if over is None:
+                self.over[group] = {kind: amount}
+            else:
+                over[kind] = amount
+        elif amount < 0:
+            if room is None:
+                self.room[kind] = {group: -amount}
+            else:
+                room[group] = -amount
 
     def place(self, missing: Mapping[int, int], floor: int) -> None:
         """Give every missing unit a live host: least largest load not below `floor`, then least moves.
@@ -86,7 +120,7 @@ class Flow:
         self.capacity = floor
         while True:
             self.journal = []
-            bound = self._augment_all(missing)
+            bound = self._place_within(dict(sorted(missing.items())))
             if bound == 0:
                 return
             assert bound > self.capacity
@@ -96,130 +130,191 @@ class Flow:
                 self.widen(bound)
             self.capacity = bound
 
-    def shift(self, group: int, kind: int, amount: int) -> None:
-        """Add `amount` (may be negative) units of a type at a group and keep `room` and `over` true."""
-        at = self.at[group]
-        held = at.get(kind, 0) + amount
-        if held:
-            at[kind] = held
-        else:
-            at.pop(kind, None)
-        self.load[group] += amount
-        over = self.over.get(group)
-        if over is None:
-            over = self.over[group] = {}
-        room = self.room.get(group)
-        if room is None:
-            room = self.room[group] = {}
-        balance = over.pop(kind, 0) - room.pop(kind, 0) + amount
-        if balance > 0:
-            over[kind] = balance
-        elif balance < 0:
-            room[kind] = -balance
-
-    def _augment_all(self, missing: Mapping[int, int]) -> int:
-        """Place all missing units within `capacity`; 0, or the next capacity worth trying."""
-        self._type_potential: dict[int, int] = {}
-        self._host_potential: dict[int, int] = {}
-        for kind in sorted(missing):
-            wanted = missing[kind]
-            while wanted:
-                placed = self._augment(kind, wanted)
-                if placed <= 0:
-                    return -placed
-                wanted -= placed
+    def _place_within(self, wanted: dict[int, int]) -> int:
+        """Place all wanted units within `capacity`; 0, or the next capacity worth trying."""
+        groups = self.placement.groups
+        type_price, host_price = [0] * groups, [0] * groups
+        if not self.room:
+            self._place_directly(wanted, type_price)
+        while wanted:
+            bound = self._raise_prices(wanted, type_price, host_price)
+            if bound:
+                return bound
+            self._send(wanted, type_price, host_price)
         return 0
 
-    def _augment(self, source: int, wanted: int) -> int:
-        """One shortest path from a type to a group with room. Units placed, or minus the next capacity to try."""
-        type_pot, host_pot = self._type_potential, self._host_potential
-        at, load, capacity, live_hosts = self.at, self.load, self.capacity, self.live_hosts
-        empty: dict[int, int] = {}
-        type_dist: dict[int, int] = {source: 0}
-        host_dist: dict[int, int] = {}
-        type_from: dict[int, int] = {}
-        host_from: dict[int, int] = {}
-        done_types: set[int] = set()
-        done_hosts: set[int] = set()
-        buckets: list[list[int]] = [[source]]  # types as t, groups as -1 - g
-        distance = 0
-        target = -1
-        while distance < len(buckets) and target < 0:
-            queue = buckets[distance]
-            index = 0
-            while index < len(queue):
-                node = queue[index]
-                index += 1
-                if node >= 0:
-                    if node in done_types:
-                        continue
-                    done_types.add(node)
-                    base = distance + type_pot.get(node, 0)
-                    for host in live_hosts[node]:
-                        if host in done_hosts:
-                            continue
-                        step = 0 if node in self.room.get(host, empty) else 1
-                        reach = base + step - host_pot.get(host, 0)
-                        if reach < host_dist.get(host, 1 << 60):
-                            host_dist[host] = reach
-                            host_from[host] = node
-                            while len(buckets) <= reach:
-                                buckets.append([])
-                            buckets[reach].append(-1 - host)
-                else:
-                    host = -1 - node
-                    if host in done_hosts:
-                        continue
-                    done_hosts.add(host)
-                    if load[host] < capacity:
-                        target = host
-                        break
-                    base = distance + host_pot.get(host, 0)
-                    over = self.over.get(host, empty)
-                    for kind in at[host]:
-                        if kind in done_types:
-                            continue
-                        reach = base - (1 if kind in over else 0) - type_pot.get(kind, 0)
-                        if reach < type_dist.get(kind, 1 << 60):
-                            type_dist[kind] = reach
-                            type_from[kind] = host
-                            while len(buckets) <= reach:
-                                buckets.append([])
-                            buckets[reach].append(kind)
-            if target < 0:
-                distance += 1
-        if target < 0:
-            return -(-(-len(done_types) * self.supply // len(done_hosts)))
-        for kind, reach in type_dist.items():
-            if reach < distance:
-                type_pot[kind] = type_pot.get(kind, 0) + reach - distance
-        for host, reach in host_dist.items():
-            if reach < distance:
-                host_pot[host] = host_pot.get(host, 0) + reach - distance
-        return self._push(source, target, min(wanted, capacity - load[target]), type_from, host_from)
+    def _place_directly(self, wanted: dict[int, int], type_price: list[int]) -> None:
+        """The first price when nothing is free of cost: straight to hosts with room, the emptiest first."""
+        load, capacity = self.load, self.capacity
+        for kind, amount in list(wanted.items()):
+            for host in sorted(self.live_hosts[kind], key=load.__getitem__):
+                sent = min(amount, capacity - load[host])
+                if sent <= 0:
+                    break
+                self.shift(host, kind, sent)
+                self.journal.append((host, kind, sent))
+                amount -= sent
+                if not amount:
+                    break
+            type_price[kind] = -1
+            if amount:
+                wanted[kind] = amount
+            else:
+                del wanted[kind]
 
-    def _push(
-        self, source: int, target: int, amount: int, type_from: Mapping[int, int], host_from: Mapping[int, int]
-    ) -> int:
-        """Send as many units as fit along the path found; returns how many."""
-        forward: list[tuple[int, int]] = []
-        backward: list[tuple[int, int]] = []
-        host = target
-        while True:
-            kind = host_from[host]
-            forward.append((host, kind))
-            room = self.room.get(host, {}).get(kind, 0)
-            if room:
-                amount = min(amount, room)
-            if kind == source:
+    def _raise_prices(self, wanted: Mapping[int, int], type_price: list[int], host_price: list[int]) -> int:
+        """Dijkstra from all wanted types to the nearest group with room; prices rise so that the way there costs 0.
+
+        Returns 0, or the next capacity worth trying where no such group can be reached.
+        """
+        at, load, capacity, live_hosts = self.at, self.load, self.capacity, self.live_hosts
+        type_dist, host_dist = [FAR] * len(load), [FAR] * len(load)
+        for kind in wanted:
+            type_dist[kind] = 0
+        type_queues: dict[int, list[int]] = {0: list(wanted)}
+        host_queues: dict[int, list[int]] = {}
+        settled_types: list[int] = []
+        settled_hosts: list[int] = []
+        distance = 0
+        found = False
+        while not found:
+            types, hosts = type_queues.pop(distance, []), host_queues.pop(distance, [])
+            if not types and not hosts:
+                if not type_queues and not host_queues:
+                    return -(-len(settled_types) * self.supply // len(settled_hosts))
+                distance = min([*type_queues, *host_queues])
+                continue
+            for kind in types:
+                if type_dist[kind] != distance:
+                    continue
+                settled_types.append(kind)
+                base = distance + type_price[kind] + 1
+                room = self.room.get(kind)
+                for host in live_hosts[kind]:
+                    reach = base - host_price[host]
+                    if room and host in room:
+                        reach -= 1
+                    if reach < host_dist[host]:
+                        host_dist[host] = reach
+                        if reach == distance:
+                            hosts.append(host)
+                        elif reach in host_queues:
+                            host_queues[reach].append(host)
+                        else:
+                            host_queues[reach] = [host]
+            for host in hosts:
+                if host_dist[host] != distance:
+                    continue
+                if load[host] < capacity:
+                    found = True
+                    break
+                settled_hosts.append(host)
+                base = distance + host_price[host]
+                over = self.over.get(host)
+                for kind in at[host]:
+                    reach = base - type_price[kind]
+                    if over and kind in over:
+                        reach -= 1
+                    if reach < type_dist[kind]:
+                        type_dist[kind] = reach
+                        if reach in type_queues:
+                            type_queues[reach].append(kind)
+                        else:
+                            type_queues[reach] = [kind]
+        for kind in settled_types:
+            type_price[kind] += type_dist[kind] - distance
+        for host in settled_hosts:
+            host_price[host] += host_dist[host] - distance
+        return 0
+
+    def _send(self, wanted: dict[int, int], type_price: list[int], host_price: list[int]) -> None:
+        """Send as many wanted units as possible along edges of reduced cost 0, depth first.
+
+        A type or group that was left without success leads to no group with room, now or later at this price, and
+        stays marked; those on a successful path are unmarked.
+        """
+        seen_types, seen_hosts = bytearray(len(self.load)), bytearray(len(self.load))
+        for kind in list(wanted):
+            while wanted[kind]:
+                path = self._find_path(kind, type_price, host_price, seen_types, seen_hosts)
+                if not path:
+                    break
+                sent = self._send_along(path, wanted[kind])
+                wanted[kind] -= sent
+                for host, other in path:
+                    seen_hosts[host] = seen_types[other] = 0
+            if not wanted[kind]:
+                del wanted[kind]
+
+    def _find_path(
+        self,
+        source: int,
+        type_price: list[int],
+        host_price: list[int],
+        seen_types: bytearray,
+        seen_hosts: bytearray,
+    ) -> list[tuple[int, int]]:
+        """A path of reduced cost 0 from a type to a group with room as [(group, type put there), ...]; else empty."""
+        at, load, capacity, live_hosts = self.at, self.load, self.capacity, self.live_hosts
+        if seen_types[source]:
+            return []
+        seen_types[source] = 1
+        path: list[tuple[int, int]] = []
+        kinds = [source]
+        hosts_left = [iter(live_hosts[source])]
+        types_left = []
+        while kinds:
+            kind = kinds[-1]
+            price = type_price[kind]
+            room = self.room.get(kind)
+            for host in hosts_left[-1]:
+                if seen_hosts[host] or host_price[host] != price + (0 if room and host in room else 1):
+                    continue
+                seen_hosts[host] = 1
+                path.append((host, kind))
+                if load[host] < capacity:
+                    return path
+                types_left.append(iter(at[host]))
                 break
-            host = type_from[kind]
-            backward.append((host, kind))
-            amount = min(amount, self.over.get(host, {}).get(kind, 0) or self.at[host][kind])
-        for host, kind in forward:
-            self.journal.append((host, kind, amount))
+            else:
+                kinds.pop()
+                hosts_left.pop()
+            while types_left and len(types_left) == len(kinds):
+                host = path[-1][0]
+                price = host_price[host]
+                over = self.over.get(host)
+                for other in types_left[-1]:
+                    if seen_types[other] or type_price[other] != price - (1 if over and other in over else 0):
+                        continue
+                    seen_types[other] = 1
+                    kinds.append(other)
+                    hosts_left.append(iter(live_hosts[other]))
+                    break
+                else:
+                    types_left.pop()
+                    path.pop()
+                    break
+        return []
+
+    def _send_along(self, path: list[tuple[int, int]], amount: int) -> int:
+        """Send as many units as fit along a path, at most `amount`; returns how many."""
+        last = path[-1][0]
+        amount = min(amount, self.capacity - self.load[last])
+        previous = -1
+        for host, kind in path:
+            room = self.room.get(kind)
+            if room and host in room:
+                amount = min(amount, room[host])
+            if previous >= 0:
+                over = self.over.get(previous)
+                amount = min(amount, over[kind] if over and kind in over else self.at[previous][kind])
+            previous = host
+        previous = -1
+        for host, kind in path:
             self.shift(host, kind, amount)
-        for host, kind in backward:
-            self.journal.append((host, kind, -amount))
-            self.shift(host, kind, -amount)
+            self.journal.append((host, kind, amount))
+            if previous >= 0:
+                self.shift(previous, kind, -amount)
+                self.journal.append((previous, kind, -amount))
+            previous = host
         return amount

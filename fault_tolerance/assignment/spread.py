@@ -6,7 +6,7 @@ is near m N / (N - k) units, where whole shards would need the next multiple of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 
 from fault_tolerance.assignment.change import Change
 from fault_tolerance.assignment.flow import Flow
@@ -51,12 +51,13 @@ class SpreadPlan:
 
     counted_of = units_of
 
-    def holdings(self, group: int) -> dict[int, tuple[int, ...]]:
-        """{type: micro-batches} that `group` computes; empty for a dead group."""
-        return {
-            kind: tuple([micro for piece in owned for micro in self._pieces[piece]])
-            for kind, owned in self._owned[group].items()
-        }
+    def lacking(self, dead: Collection[int], live_hosts: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+        """{type: micro-batches} that nobody computes under this plan once the `dead` are gone: all that they had."""
+        missing: dict[int, list[int]] = {}
+        for group in dead:
+            for kind, owned in self._owned[group].items():
+                missing.setdefault(kind, []).extend([micro for piece in owned for micro in self._pieces[piece]])
+        return missing
 
 
 class SpreadAssignment:
@@ -78,6 +79,8 @@ class SpreadAssignment:
         else:
             self.pieces = tuple(range(micro, micro + 1) for micro in range(micro_batches))
         self.flow = Flow(placement, len(self.pieces))
+        every = tuple(range(len(self.pieces)))
+        self._initial: list[dict[int, tuple[int, ...]]] = [{group: every} for group in range(placement.groups)]
         self._solve = solver or Flow.place
         self.reset()
 
@@ -89,8 +92,8 @@ class SpreadAssignment:
     def reset(self) -> None:
         """All groups live, each with the units of its own type."""
         self.flow.reset()
-        every = tuple(range(len(self.pieces)))
-        self.owned: list[dict[int, tuple[int, ...]]] = [{group: every} for group in range(self.placement.groups)]
+        self.owned: list[dict[int, tuple[int, ...]]] = self._initial.copy()
+        self._unhosted: tuple[int, ...] = ()
         self._pool: dict[int, list[int]] = {}
 
     def snapshot(self) -> SpreadPlan:
@@ -107,9 +110,11 @@ class SpreadAssignment:
             for kind, pieces in self.owned[group].items():
                 pool.setdefault(kind, []).extend(pieces)
             self.owned[group] = {}
-        lost = tuple(sorted(kind for kind in hit if not flow.live_hosts[kind]))
-        if lost or any(not flow.live_hosts[kind] for kind in pool):
-            return Change(0, 0, tuple(sorted({*lost, *(kind for kind in pool if not flow.live_hosts[kind])})))
+        hit.update(self._unhosted)
+        lost = [kind for kind in hit if not flow.live_hosts[kind]]
+        if lost:
+            self._unhosted = tuple(sorted(lost))
+            return Change(0, 0, self._unhosted)
         return self._place(max(flow.capacity, flow.smallest_capacity()))
 
     def add(self, joined: Collection[int]) -> Change:
@@ -125,9 +130,9 @@ class SpreadAssignment:
             return Change(2 if moved else 0, moved)
         for group in sorted(joined):
             flow.revive(group)
-        lost = tuple(sorted(kind for kind in pool if not flow.live_hosts[kind]))
-        if lost:
-            return Change(0, 0, lost)
+        self._unhosted = tuple(kind for kind in self._unhosted if not flow.live_hosts[kind])
+        if self._unhosted:
+            return Change(0, 0, self._unhosted)
         floor = flow.smallest_capacity()
         missing = {kind: len(pieces) for kind, pieces in pool.items()}
         for group in flow.overloaded(floor):
@@ -148,32 +153,33 @@ class SpreadAssignment:
         if not missing:
             return Change(0, 0)
         self._solve(flow, missing, floor)
+        owned = self.owned
+        own: set[int] = set()
         given_up = False
-        for group, kinds in _sorted_items(flow.room):
-            owned = self.owned[group] = dict(self.owned[group])
-            for kind, amount in sorted(kinds.items()):
+        for kind, groups in flow.room.items():
+            for group, amount in groups.items():
                 given_up = True
-                pieces = owned.pop(kind)
+                if group not in own:
+                    own.add(group)
+                    owned[group] = dict(owned[group])
+                pieces = owned[group].pop(kind)
                 if len(pieces) > amount:
-                    owned[kind] = pieces[:-amount]
+                    owned[group][kind] = pieces[:-amount]
                 pool.setdefault(kind, []).extend(pieces[-amount:])
         for pieces in pool.values():
             pieces.sort(reverse=True)
         moves = 0
-        for group, kinds in _sorted_items(flow.over):
-            owned = self.owned[group] = dict(self.owned[group])
-            for kind, amount in sorted(kinds.items()):
+        for group in sorted(flow.over):
+            if group not in own:
+                owned[group] = dict(owned[group])
+            for kind, amount in flow.over[group].items():
                 moves += amount
-                taken = pool[kind][-amount:]
-                del pool[kind][-amount:]
-                owned[kind] = tuple(sorted([*owned.get(kind, ()), *taken]))
-        assert not any(pool.values())
+                pieces = pool[kind]
+                taken = pieces[-amount:]
+                del pieces[-amount:]
+                held = owned[group].get(kind)
+                owned[group][kind] = tuple(sorted([*held, *taken])) if held else tuple(taken)
         pool.clear()
         flow.room.clear()
         flow.over.clear()
         return Change(2 if given_up else 1, moves)
-
-
-def _sorted_items(table: dict[int, dict[int, int]]) -> Iterable[tuple[int, dict[int, int]]]:
-    """Items with a non-empty value by ascending group."""
-    return sorted((group, kinds) for group, kinds in table.items() if kinds)

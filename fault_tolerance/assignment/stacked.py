@@ -7,7 +7,7 @@ those, the assignment that pulls the fewest types into a head. A type inside a h
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from fault_tolerance.assignment.change import Change
 from fault_tolerance.assignment.flow import Flow
@@ -62,9 +62,14 @@ class StackPlan:
             ]
         )
 
-    def holdings(self, group: int) -> dict[int, tuple[int, ...]]:
-        """{type: micro-batches} that `group` computes, or did before it died."""
-        return dict.fromkeys(self.head_of(group), tuple(range(self._micro_batches)))
+    def lacking(self, dead: Collection[int], live_hosts: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+        """{type: micro-batches} that nobody computes under this plan once the `dead` are gone."""
+        missing: dict[int, list[int]] = {}
+        for group in dead:
+            for kind in self.head_of(group):
+                if kind not in missing and not any(kind in self.head_of(host) for host in live_hosts[kind]):
+                    missing[kind] = list(range(self._micro_batches))
+        return missing
 
     def _check(self, group: int) -> None:
         if not (0 <= group < len(self._alive) and self._alive[group]):
@@ -92,6 +97,8 @@ class StackAssignment:
         self.flow.reset()
         self.order: list[tuple[int, ...]] = list(self.placement.stacks)
         self.owner = list(range(self.placement.groups))
+        self._unhosted: tuple[int, ...] = ()
+        self._unowned: tuple[int, ...] = ()
 
     def snapshot(self) -> StackPlan:
         """The plan of the coming steps."""
@@ -100,23 +107,25 @@ class StackAssignment:
     def remove(self, dead: Collection[int]) -> Change:
         """Groups died."""
         flow = self.flow
-        missing: dict[int, int] = dict.fromkeys([k for k, owner in enumerate(self.owner) if owner < 0], 1)
+        missing: dict[int, int] = dict.fromkeys(self._unowned, 1)
+        hit = set(self._unhosted)
         for group in sorted(dead):
             missing.update(flow.kill(group))
-            flow.room.pop(group, None)
-        for kind in missing:
-            self.owner[kind] = -1
-        lost = [kind for group in dead for kind in self.placement.stacks[group] if not flow.live_hosts[kind]]
-        if lost or any(not flow.live_hosts[kind] for kind in missing):
-            lost.extend(kind for kind in missing if not flow.live_hosts[kind])
-            return Change(0, 0, tuple(sorted(set(lost))))
+            hit.update(self.placement.stacks[group])
+            for kind in self.order[group][: flow.capacity]:
+                flow.room.get(kind, {}).pop(group, None)
+        lost = [kind for kind in hit if not flow.live_hosts[kind]]
+        if lost:
+            self._unhosted = tuple(sorted(lost))
+            self._unowned = tuple(sorted(missing))
+            return Change(0, 0, self._unhosted)
         uncovered = {}
         for kind in sorted(missing):
-            for host in flow.live_hosts[kind]:
-                if kind in flow.room.get(host, ()):
-                    flow.shift(host, kind, 1)
-                    self.owner[kind] = host
-                    break
+            room = flow.room.get(kind)
+            if room:
+                host = min(room)
+                flow.shift(host, kind, 1)
+                self.owner[kind] = host
             else:
                 uncovered[kind] = 1
         if not uncovered:
@@ -136,9 +145,12 @@ class StackAssignment:
         for group in sorted(joined):
             flow.revive(group)
             self.order[group] = self.placement.stacks[group]
-        lost = tuple(kind for kind, owner in enumerate(self.owner) if owner < 0 and not flow.live_hosts[kind])
-        if lost:
-            return Change(0, 0, lost)
+        self._unhosted = tuple(kind for kind in self._unhosted if not flow.live_hosts[kind])
+        if self._unhosted:
+            return Change(0, 0, self._unhosted)
+        for kind in self._unowned:
+            self.owner[kind] = -1
+        self._unowned = ()
         floor = flow.smallest_capacity()
         missing = self._rebuild(floor)
         return self._place(floor, missing) if missing else Change(0, 0)
@@ -157,9 +169,9 @@ class StackAssignment:
                     flow.load[owner] -= 1
                     self.owner[kind] = -1
         for group, head in heads.items():
-            room = {kind: 1 for kind in head if kind not in flow.at[group]}
-            if room:
-                flow.room[group] = room
+            for kind in head:
+                if kind not in flow.at[group]:
+                    flow.room.setdefault(kind, {})[group] = 1
         return missing
 
     def _widen(self, depth: int) -> None:
@@ -168,9 +180,8 @@ class StackAssignment:
         if depth > flow.capacity:
             for group, order in enumerate(self.order):
                 if flow.alive[group]:
-                    room = flow.room.setdefault(group, {})
                     for kind in order[flow.capacity : depth]:
-                        room[kind] = 1
+                        flow.room.setdefault(kind, {})[group] = 1
             flow.capacity = depth
 
     def _place(self, floor: int, missing: dict[int, int]) -> Change:
@@ -184,13 +195,12 @@ class StackAssignment:
         for group, pulled in sorted((g, p) for g, p in flow.over.items() if p):
             moves += len(pulled)
             order, depth = self.order[group], flow.capacity
-            room = flow.room.get(group, {})
-            unused = [kind for kind in order[:depth] if kind in room]
+            unused = [kind for kind in order[:depth] if kind not in flow.at[group]]
             evicted = unused[len(unused) - len(pulled) :]
             head = [kind for kind in order[:depth] if kind not in evicted]
             head += [kind for kind in order[depth:] if kind in pulled]
             self.order[group] = tuple(head + [kind for kind in order if kind not in head])
             for kind in evicted:
-                del room[kind]
+                del flow.room[kind][group]
         flow.over.clear()
         return Change(2 if moves else 1, moves)

@@ -6,7 +6,7 @@ step in flight still lacks and hands them out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from fault_tolerance.assignment import Change, least_patch
 from fault_tolerance.placement import Placement
@@ -81,11 +81,8 @@ class MaskingPolicy:
     def _snapshot(self) -> Plan:
         raise NotImplementedError
 
-    def _live_hosts(self, kind: int) -> list[int]:
-        raise NotImplementedError
-
-    def _asked(self, plan: Plan, group: int) -> dict[int, tuple[int, ...]]:
-        """{type: micro-batches} that the plan asks of a group, dead or alive."""
+    def _live_hosts(self) -> Sequence[Sequence[int]]:
+        """Per type its live hosts."""
         raise NotImplementedError
 
     # The contract.
@@ -163,9 +160,8 @@ class MaskingPolicy:
         missing = self._missing(flight, dead, computed)
         if not missing:
             return {}, 0
-        hosts = {kind: self._live_hosts(kind) for kind in missing}
         size = self.micro_batches if self.whole_types_in_patch else 1
-        shares, _ = least_patch({kind: -(-len(micros) // size) for kind, micros in missing.items()}, hosts)
+        shares, _ = least_patch({kind: -(-len(micros) // size) for kind, micros in missing.items()}, self._live_hosts())
         patch: dict[int, tuple[Unit, ...]] = {}
         for group in sorted(shares):
             units: list[Unit] = []
@@ -187,6 +183,7 @@ class MaskingPolicy:
         if computed is not None:
             flight.held = {group: set(units) for group, units in computed.items() if group not in self._dead}
             flight.patches = {}
+        missing: dict[int, list[int]] = {}
         if flight.held is not None:
             for group in dead:
                 flight.held.pop(group, None)
@@ -198,21 +195,10 @@ class MaskingPolicy:
                 if (kind, micro) not in held
             ]
         else:
-            lacking = []
-            for group in dead:
-                lost = {
-                    (kind, micro) for kind, micros in self._asked(flight.plan, group).items() for micro in micros
-                } | flight.patches.pop(group, set())
-                lacking += sorted(unit for unit in lost if not self._survives(flight, unit))
-        missing: dict[int, list[int]] = {}
-        for kind, micro in sorted(set(lacking)):
+            missing = flight.plan.lacking(dead, self._live_hosts())
+            lacking = [unit for group in dead for unit in flight.patches.pop(group, ())]
+        for kind, micro in lacking:
             missing.setdefault(kind, []).append(micro)
+        for micros in missing.values():
+            micros.sort()
         return missing
-
-    def _survives(self, flight: StepInFlight, unit: Unit) -> bool:
-        """Does a survivor hold the unit, by what was asked of it in this step?"""
-        kind, micro = unit
-        for host in self._live_hosts(kind):
-            if micro in self._asked(flight.plan, host).get(kind, ()) or unit in flight.patches.get(host, ()):
-                return True
-        return False

@@ -5,7 +5,7 @@ What a death takes is already there on the other hosts, so failures cost no patc
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from fault_tolerance.assignment import Change
 from fault_tolerance.placement import Placement, make_placement
@@ -57,10 +57,9 @@ class ReplicationPlan:
             ]
         )
 
-    def holdings(self, group: int) -> dict[int, tuple[int, ...]]:
-        """{type: micro-batches} that `group` computes, or did before it died."""
-        every = tuple(range(self._micro_batches))
-        return dict.fromkeys(self._placement.stacks[group], every)
+    def lacking(self, dead: Collection[int], live_hosts: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+        """Nothing: each live host of a type computes it."""
+        return {}
 
     def _first_host(self, kind: int) -> int:
         hosts = self._placement.hosts[kind]
@@ -116,8 +115,5 @@ class Replication(MaskingPolicy):
     def _snapshot(self) -> Plan:
         return ReplicationPlan(self.placement, self.micro_batches, bytes(self._alive))
 
-    def _live_hosts(self, kind: int) -> list[int]:
-        return [host for host in self.placement.hosts[kind] if self._alive[host]]
-
-    def _asked(self, plan: Plan, group: int) -> dict[int, tuple[int, ...]]:
-        return plan.holdings(group)
+    def _live_hosts(self) -> Sequence[Sequence[int]]:
+        return [[host for host in hosts if self._alive[host]] for hosts in self.placement.hosts]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from fault_tolerance.assignment import Change, SpreadAssignment, StackAssignment
+from fault_tolerance.assignment.solvers import make_solver
 from fault_tolerance.placement import make_placement
 from fault_tolerance.policies.base import Plan
 from fault_tolerance.policies.common import MaskingPolicy
-from fault_tolerance.assignment.solvers import make_solver
 
 GRANULARITIES = ("shard", "micro_batch")
 
@@ -71,8 +71,5 @@ class Spare(MaskingPolicy):
     def _snapshot(self) -> Plan:
         return self._assignment.snapshot()
 
-    def _live_hosts(self, kind: int) -> list[int]:
-        return self._assignment.flow.live_hosts[kind]
-
-    def _asked(self, plan: Plan, group: int) -> dict[int, tuple[int, ...]]:
-        return plan.holdings(group)
+    def _live_hosts(self) -> Sequence[Sequence[int]]:
+        return self._assignment.flow.live_hosts
