@@ -1,0 +1,1 @@
+"""What runs under a live backend: membership, communicators between groups, the fork server, failure injection."""

@@ -1,0 +1,288 @@
+"""The live backend: a policy decides, communicators sum, the membership says who is there.
+
+One class for every method: `ckpt`, `rep` and `spare` differ in their policy alone, and in whether local sums are kept.
+A change of membership is applied in one place, before a reduction, and every rank of every survivor applies the same
+changes in the same order and in the same step: inside a group its ranks agree on how far to go (`vote`), between
+groups each published generation names the step that was in flight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from fault_tolerance.backends.base import Batch, GlobalRestart, Work
+from fault_tolerance.policies.base import Plan, Policy, Replan, Restart
+from fault_tolerance.runtime.buckets import GradientBuckets
+from fault_tolerance.runtime.communicator import Communicator, CommunicatorError, MembershipChanged
+from fault_tolerance.runtime.generation import Generation
+from fault_tolerance.runtime.injection import Injector
+from fault_tolerance.runtime.membership import Membership
+
+Vote = Callable[[Sequence[int]], list[int]]
+"""Element-wise minimum over the ranks of this group; every rank calls it."""
+
+
+class LiveBackend:
+    """Fault tolerance of the data-parallel layer for one rank (see `fault_tolerance.backends.base.Backend`).
+
+    Args:
+        first: the generation that this rank starts in.
+        connect: builds the communicator of a generation; may raise MembershipChanged or CommunicatorError.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        membership: Membership,
+        first: Generation,
+        buckets: GradientBuckets,
+        *,
+        connect: Callable[[Generation], Communicator],
+        vote: Vote,
+        injector: Injector,
+    ) -> None:
+        self.buckets = buckets
+        self._policy, self._membership, self._injector = policy, membership, injector
+        self._connect, self._vote = connect, vote
+        self._applied = first
+        self._communicator: Communicator | None = None
+        self._group = membership.group
+        self._plan: Plan = policy.on_start()
+        self._step = first.committed
+        self._stacks = self._plan.stacks
+        self._started_buckets = 0
+        self._recovery: _Recovery | None = None
+
+    # -- the verbs of a step ----------------------------------------------------------------------------------------
+
+    def plan(self, step: int) -> Work:
+        self._step = step
+        self._plan = self._policy.plan_step(step)
+        self._stacks = self._plan.stacks
+        self._started_buckets = 0
+        self.buckets.begin_step()
+        return self._batches(self._plan.units_of(self._group))
+
+    def _batches(self, units: Batch) -> Work:
+        if self.buckets.slots == 1:
+            return [units] if units else []
+        types = list(dict.fromkeys(kind for kind, _ in units))
+        return [[unit for unit in units if unit[0] == kind] for kind in types]
+
+    def enter(self, batch: Batch) -> None:
+        self.buckets.select(self._slot(batch[0][0]))
+
+    def _slot(self, shard_type: int) -> int:
+        if self.buckets.slots == 1:
+            return 0
+        hosted = dict.fromkeys(kind for kind, _ in self._plan.units_of(self._group))
+        return list(hosted).index(shard_type)
+
+    def overlap(self) -> None:
+        if self.buckets.slots > 1 or self._communicator is None or self._is_stale():
+            return
+        self.buckets.arm(self._start_bucket_early)
+
+    def reduce(self) -> Work | None:
+        self.buckets.disarm()
+        while True:
+            (target,) = self._vote([self._membership.newest])
+            pending = self._membership.published(self._applied.number, target)
+            if pending:
+                return self._apply(pending[0])
+            self._injector.at("reduce", self._step)
+            (succeeded,) = self._vote([self._try_reduce()])
+            if succeeded:
+                return None
+            self._give_up_communicator()
+            self._membership.next_generation(after=self._applied.number)
+
+    def commit(self, check: float) -> bool:
+        self._injector.at("commit", self._step)
+        passed = False
+        if self._membership.enter_commit(self._applied.number):
+            try:
+                passed = self._try_commit(check)
+            finally:
+                self._membership.leave_commit(self._step + 1 if passed else None)
+        if not passed:
+            self._give_up_communicator()
+            self._membership.next_generation(after=self._applied.number)
+            passed = self._membership.committed > self._step  # another rank passed: everyone holds the sums
+            if passed:
+                self._membership.leave_commit(self._step + 1)
+        if passed:
+            self._policy.on_commit()
+            self.buckets.expose_reduced()
+            self._report_recovery()
+        return passed
+
+    # -- reduction --------------------------------------------------------------------------------------------------
+
+    def _is_stale(self) -> bool:
+        return self._membership.is_stale(self._applied.number)
+
+    def _try_reduce(self) -> bool:
+        try:
+            communicator = self._connected()
+            for bucket in range(self._started_buckets, len(self.buckets)):
+                self._start_bucket(bucket)
+            communicator.start_all_reduce(self.buckets.load_statistics(self._counted_slots()))
+            communicator.wait()
+        except MembershipChanged:
+            return False
+        except CommunicatorError as error:
+            self._membership.report_error(self._applied.number, str(error))
+            return False
+        finally:
+            self._started_buckets = 0
+        return True
+
+    def _connected(self) -> Communicator:
+        if self._communicator is None:
+            began = time.monotonic()
+            self._communicator = self._connect(self._applied)
+            if self._recovery:
+                self._recovery.patched, self._recovery.rebuilt = began, time.monotonic()
+        return self._communicator
+
+    def _start_bucket(self, bucket: int) -> None:
+        """Begins the all-reduce of one bucket."""
+        assert self._communicator is not None
+        self._communicator.start_all_reduce(self.buckets.load_bucket(bucket, self._counted_slots()))
+        self._started_buckets = bucket + 1
+
+    def _start_bucket_early(self, bucket: int) -> None:
+        """In the backward pass: what goes wrong here is for `reduce` to find."""
+        if bucket == self._started_buckets and not self._is_stale():
+            with contextlib.suppress(CommunicatorError):
+                self._start_bucket(bucket)
+
+    def _counted_slots(self) -> list[int]:
+        if self.buckets.slots == 1:
+            return [0]
+        counted = dict.fromkeys(kind for kind, _ in self._plan.counted_of(self._group))
+        return [self._slot(kind) for kind in counted]
+
+    def _give_up_communicator(self) -> None:
+        if self._communicator is None:
+            return
+        was_quiet = self._communicator.is_quiet
+        self._communicator.drop()
+        self._communicator = None
+        self._started_buckets = 0
+        if self.buckets.keep_local and not was_quiet:
+            self.buckets.renew_reduced()
+
+    def _try_commit(self, check: float) -> bool:
+        """The one all-reduce of the commit: every rank enters it after its whole group holds the sums."""
+        assert self._communicator is not None
+        pair = torch.tensor([check, -check], dtype=torch.float64)
+        if not math.isfinite(check):
+            pair.zero_()  # a gradient that is not finite is the loop's affair, on all groups alike
+        try:
+            self._communicator.start_all_reduce(pair, dist.ReduceOp.MAX)
+            self._communicator.wait()
+        except MembershipChanged:
+            return False
+        except CommunicatorError as error:
+            self._membership.report_error(self._applied.number, str(error))
+            return False
+        if pair[0] != -pair[1]:
+            raise GlobalRestart(
+                f"groups disagree on the gradient norm of step {self._step} ({-pair[1]:.9g} to {pair[0]:.9g}): "
+                "one of them holds other bits"
+            )
+        return True
+
+    # -- a change of membership -------------------------------------------------------------------------------------
+
+    def _apply(self, generation: Generation) -> Work:
+        assert generation.committed <= self._step, "a generation is applied in the step that it names"
+        noticed = time.monotonic() - generation.noticed_seconds_ago
+        self._give_up_communicator()
+        self._injector.at("recovery", self._step)
+        if not self.buckets.keep_local:
+            raise GlobalRestart("; ".join(generation.causes) or "a collective failed")
+        self._applied = generation
+        began = time.monotonic()
+        decision = self._policy.on_failure(generation.deaths) if generation.deaths else None
+        replanned = time.monotonic()
+        if isinstance(decision, Restart):
+            raise GlobalRestart(decision.reason)
+        if decision is None:
+            return []
+        self._plan = decision.plan
+        self._stacks += decision.patch_stacks
+        self._recovery = _Recovery(generation, decision, noticed, began, replanned, self._recovery)
+        return self._batches(tuple(decision.patch.get(self._group, ())))
+
+    def _report_recovery(self) -> None:
+        if self._recovery and self._membership.rank == 0 and self._group == self._applied.live[0]:
+            self._membership.event("replan", step=self._step, **self._recovery.fields(time.monotonic()))
+        self._recovery = None
+
+    @property
+    def stacks(self) -> float:
+        return self._stacks
+
+    @property
+    def live_groups(self) -> tuple[int, ...]:
+        return self._applied.live
+
+    @property
+    def generation(self) -> int:
+        return self._applied.number
+
+    @property
+    def is_current(self) -> bool:
+        return not self._is_stale()
+
+
+class _Recovery:
+    """Times of one recovery (a chain of them where failures nest), for the event `replan`. Seconds, monotonic."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        decision: Replan,
+        noticed: float,
+        began: float,
+        replanned: float,
+        earlier: _Recovery | None,
+    ) -> None:
+        self._generation, self._decision = generation, decision
+        self._noticed = earlier._noticed if earlier else noticed
+        self._agreed_seconds = generation.noticed_seconds_ago
+        self._began, self._replanned = began, replanned
+        self._deaths = (*(earlier._deaths if earlier else ()), *generation.deaths)
+        self._stacks_before = earlier._stacks_before if earlier else decision.stacks_before
+        self.patched = replanned
+        self.rebuilt = replanned
+
+    def fields(self, committed: float) -> dict[str, object]:
+        """Fields of the event; `committed` is when the step committed."""
+        decision = self._decision
+        return {
+            "generation": self._generation.number,
+            "groups": list(self._deaths),
+            "live": len(self._generation.live),
+            "phase": decision.phase,
+            "moves": decision.moves,
+            "stacks_before": self._stacks_before,
+            "stacks_after": decision.stacks_after,
+            "patch_stacks": decision.patch_stacks,
+            "seconds": {
+                "agree": self._agreed_seconds,
+                "replan": self._replanned - self._began,
+                "patch": self.patched - self._replanned,
+                "rebuild": self.rebuilt - self.patched,
+                "total": committed - self._noticed,
+            },
+        }

@@ -1,0 +1,476 @@
+"""The controller: who lives, which generation counts, when to begin again.
+
+One asyncio loop, so the state machine needs no locks. It plans nothing: survivors run the same policy on the same
+membership. It knows neither models nor torch.
+
+    FORMING --all ranks ready--> RUNNING --death--> AGREEING --all survivors acknowledged--> RUNNING
+       ^                                               |  ^ another death, or no acknowledgement in time
+       +-------- RESTARTING <--no group left, or a policy asked for it (from any state)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fault_tolerance.runtime.deadlines import Deadlines
+from fault_tolerance.runtime.generation import Generation
+from fault_tolerance.runtime.wire import MAX_LINE_BYTES, Message, decode, encode
+
+Rank = tuple[int, int]
+"""(group, rank inside the group)."""
+
+
+class Phase(enum.Enum):
+    FORMING = "forming"
+    RUNNING = "running"
+    AGREEING = "agreeing"
+    RESTARTING = "restarting"
+    ENDED = "ended"
+
+
+class Supervisor(Protocol):
+    """What the controller asks of its surroundings. Called in the controller's thread; must return at once."""
+
+    def on_event(self, kind: str, **fields: Any) -> None:
+        """Something worth a line in events.jsonl."""
+
+    def on_step(self, record: Message) -> None:
+        """A step was committed (called once per step and epoch)."""
+
+    def evict(self, group: int, reason: str) -> None:
+        """Make sure that no process of `group` lives on."""
+
+    def restart(self, epoch: int, reason: str) -> None:
+        """End all workers and start them anew; they say hello with `epoch`."""
+
+    def finished(self, results: dict[int, Message]) -> None:
+        """All live groups are done; results by group."""
+
+    def fatal(self, reason: str) -> None:
+        """The run cannot go on."""
+
+
+@dataclass
+class Member:
+    """One connected worker."""
+
+    group: int
+    rank: int
+    pid: int
+    writer: asyncio.StreamWriter
+    last_seen: float
+    ready: bool = False
+    acknowledged: int = -1
+    committed: int = 0
+    phase: str = "startup"
+    progress: int = 0
+    progress_at: float = 0.0
+    done: Message | None = None
+
+
+@dataclass
+class _Agreement:
+    """A generation in the making."""
+
+    number: int
+    started: float
+    noticed: float
+    deaths: list[int] = field(default_factory=list)
+    causes: list[str] = field(default_factory=list)
+
+
+class Controller:
+    """Membership of a run with `groups` groups of `ranks_per_group` ranks.
+
+    Args:
+        fingerprint: workers whose configuration differs are refused.
+        resume: gives what every worker of an epoch starts from (JSON; `step` is the committed steps it holds).
+        masks_failures: whether the policy may go on without a group; if not, any death is a global restart at once.
+        max_restarts_without_progress: global restarts in a row, without a step that had not been committed before.
+    """
+
+    def __init__(
+        self,
+        *,
+        groups: int,
+        ranks_per_group: int,
+        deadlines: Deadlines,
+        supervisor: Supervisor,
+        fingerprint: str,
+        resume: Callable[[], Message],
+        masks_failures: bool,
+        max_restarts_without_progress: int,
+    ) -> None:
+        self.groups, self.ranks_per_group = groups, ranks_per_group
+        self.deadlines, self.supervisor, self.fingerprint = deadlines, supervisor, fingerprint
+        self._resume, self._masks_failures = resume, masks_failures
+        self._max_restarts = max_restarts_without_progress
+        self.phase = Phase.FORMING
+        self.epoch = 0
+        self.generation = 0
+        self._live: set[int] = set()
+        self._members: dict[Rank, Member] = {}
+        self._agreement: _Agreement | None = None
+        self._resume_message: Message = {}
+        self._forming_since = time.monotonic()
+        self._last_step = -1
+        self._most_committed = 0
+        self._committed_at_restart = -1
+        self._restarts_without_progress = 0
+        self._restart_from, self._restart_reason = 0, ""
+        self._restart_began: float | None = None
+        self._compute_seconds: deque[float] = deque(maxlen=512)
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self, host: str, port: int = 0) -> tuple[str, int]:
+        """Listens; returns the address. Workers of epoch 0 may say hello from now on."""
+        self._resume_message = self._resume()
+        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_LINE_BYTES, backlog=4096)
+        self._tasks.add(asyncio.create_task(self._watch()))
+        return self._server.sockets[0].getsockname()[:2]
+
+    async def stop(self) -> None:
+        """Closes every connection; workers that live on see the end of the stream and leave."""
+        self.phase = Phase.ENDED
+        for task in self._tasks:
+            task.cancel()
+        if self._server is not None:
+            self._server.close()
+        for member in self._members.values():
+            member.writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        member: Member | None = None
+        try:
+            while line := await reader.readline():
+                message = decode(line)
+                if member is None:
+                    member = self._hello(message, writer)
+                    if member is None:
+                        break
+                elif self._members.get((member.group, member.rank)) is not member:
+                    break  # an evicted process that came back: it is fenced
+                else:
+                    self._handle(member, message)
+        except (ValueError, OSError) as error:
+            self.supervisor.on_event("protocol_error", error=str(error))
+        finally:
+            writer.close()
+            if member is not None:
+                self._disconnected(member)
+
+    # -- messages ---------------------------------------------------------------------------------------------------
+
+    def _hello(self, message: Message, writer: asyncio.StreamWriter) -> Member | None:
+        group, rank = int(message["group"]), int(message["rank"])
+        refusal = None
+        if not (0 <= group < self.groups and 0 <= rank < self.ranks_per_group):
+            refusal = f"group {group} rank {rank} does not exist in {self.groups} groups of {self.ranks_per_group}"
+        elif message["fingerprint"] != self.fingerprint:
+            refusal = "this worker's configuration differs from the controller's"
+        elif message.get("epoch") not in (None, self.epoch):
+            refusal = f"epoch {message['epoch']} is over"
+        elif self.phase is not Phase.FORMING:
+            refusal = f"the run is {self.phase.value}; a group comes back at the next global restart"
+        elif (group, rank) in self._members:
+            refusal = f"group {group} rank {rank} is already here"
+        if refusal is not None:
+            retry = self.phase in (Phase.RUNNING, Phase.AGREEING, Phase.RESTARTING)
+            writer.write(encode({"type": "refused", "reason": refusal, "retry": retry}))
+            return None
+        now = time.monotonic()
+        member = Member(group, rank, int(message["pid"]), writer, now, progress_at=now)
+        self._members[group, rank] = member
+        self._send(member, {"type": "welcome", "epoch": self.epoch, "resume": self._resume_message})
+        return member
+
+    def _handle(self, member: Member, message: Message) -> None:
+        member.last_seen = time.monotonic()
+        kind = message["type"]
+        if kind == "heartbeat":
+            if message["progress"] != member.progress:
+                member.progress, member.progress_at = message["progress"], member.last_seen
+            member.phase = message["phase"]
+        elif kind == "ready":
+            member.ready = True
+            self._publish_first_generation()
+        elif kind == "acknowledge":
+            member.acknowledged = max(member.acknowledged, message["generation"])
+            member.committed = max(member.committed, message["committed"])
+            self._publish_if_agreed()
+        elif kind == "committed":
+            self._committed(member, message)
+        elif kind == "error":
+            self._survivor_report(message)
+        elif kind == "restart":
+            self._restart(message["reason"])
+        elif kind == "event":
+            self.supervisor.on_event(message["kind"], **message["fields"])
+        elif kind == "failed":
+            self.supervisor.on_event(
+                "worker_error",
+                groups=[member.group],
+                rank=member.rank,
+                error=message["error"],
+                traceback=message["traceback"],
+            )
+        elif kind == "fatal":
+            self._fatal(message["reason"])
+        elif kind == "done":
+            member.done = message["result"]
+            self._finish_if_done()
+        else:
+            raise ValueError(f"unknown message type {kind!r} from group {member.group} rank {member.rank}")
+
+    def _committed(self, member: Member, message: Message) -> None:
+        record = message["record"]
+        member.committed = max(member.committed, record["step"] + 1)
+        self._compute_seconds.append(record["longest_compute_seconds"])
+        if record["step"] > self._last_step:
+            self._last_step = record["step"]
+            if self._last_step + 1 > self._most_committed:
+                self._most_committed = self._last_step + 1
+                self._restarts_without_progress = 0
+            self.supervisor.on_step(record)
+
+    def _survivor_report(self, message: Message) -> None:
+        """A survivor saw an error in a communicator. Nobody known to be dead: agree anew on the same groups."""
+        if self.phase is Phase.RUNNING and message["generation"] == self.generation:
+            self.supervisor.on_event("communicator_error", generation=self.generation, error=message["error"])
+            self._after(self.deadlines.heartbeat_interval, lambda: self._agree_anew(message["generation"]))
+
+    def _agree_anew(self, generation: int) -> None:
+        if self.phase is Phase.RUNNING and generation == self.generation:
+            self._begin_agreement([], [])
+
+    def _send(self, member: Member, message: Message) -> None:
+        with contextlib.suppress(OSError, RuntimeError):  # its death is noticed by its reader
+            member.writer.write(encode(message))
+
+    def _broadcast(self, message: Message) -> None:
+        for member in self._members.values():
+            self._send(member, message)
+
+    # -- membership -------------------------------------------------------------------------------------------------
+
+    def _of(self, groups: Iterable[int]) -> list[Member]:
+        wanted = set(groups)
+        return [member for member in self._members.values() if member.group in wanted]
+
+    def _publish_first_generation(self) -> None:
+        members = self._members.values()
+        if self.phase is not Phase.FORMING or len(members) < self.groups * self.ranks_per_group:
+            return
+        if not all(member.ready for member in members):
+            return
+        self._live = set(range(self.groups))
+        self.generation += 1
+        self.phase = Phase.RUNNING
+        committed = int(self._resume_message["step"])
+        self._last_step = committed - 1
+        for member in members:
+            member.committed, member.last_seen = committed, time.monotonic()
+        self._broadcast(
+            Generation(self.generation, self.epoch, tuple(sorted(self._live)), committed=committed).to_message()
+        )
+        where = {"step": committed, "epoch": self.epoch, "generation": self.generation, "groups": sorted(self._live)}
+        if self._restart_began is None:
+            self.supervisor.on_event("start", **where)
+        else:
+            self.supervisor.on_event(
+                "restart",
+                **where,
+                reason=self._restart_reason,
+                from_step=self._restart_from,
+                to_step=committed,
+                lost_steps=max(0, self._restart_from - committed),
+                seconds=time.monotonic() - self._restart_began,
+            )
+
+    def group_died(self, group: int, cause: str) -> None:
+        """A process of `group` ended or must end; its whole group leaves."""
+        if self.phase in (Phase.ENDED, Phase.RESTARTING):
+            return
+        if self.phase is Phase.FORMING:
+            self.supervisor.on_event(
+                "failure", groups=[group], step=0, phase="startup", cause=cause, generation=self.generation
+            )
+            self._restart(f"group {group} was lost while the groups formed: {cause}")
+            return
+        if group not in self._live:
+            return
+        phases = [member.phase for member in self._of([group])]
+        self._live.discard(group)
+        for member in self._of([group]):
+            self._send(member, {"type": "evicted", "reason": cause})
+            member.writer.close()
+            del self._members[group, member.rank]
+        self.supervisor.on_event(
+            "failure",
+            groups=[group],
+            step=self._last_step + 1,
+            phase=phases[0] if phases else "unknown",
+            cause=cause,
+            generation=self.generation,
+        )
+        self.supervisor.evict(group, cause)
+        if not self._live:
+            self._restart("no group is left")
+        elif not self._masks_failures and any(member.done is None for member in self._of(self._live)):
+            self._restart(f"group {group} was lost: {cause}")
+        else:
+            self._begin_agreement([group], [f"group {group}: {cause}"])
+            self._finish_if_done()
+
+    def _begin_agreement(self, deaths: list[int], causes: list[str]) -> None:
+        now = time.monotonic()
+        before = self._agreement
+        self.generation += 1
+        self._agreement = _Agreement(
+            self.generation,
+            now,
+            before.noticed if before else now,
+            (before.deaths if before else []) + deaths,
+            (before.causes if before else []) + causes,
+        )
+        self.phase = Phase.AGREEING
+        self._broadcast({"type": "prepare", "generation": self.generation, "live": sorted(self._live)})
+
+    def _publish_if_agreed(self) -> None:
+        agreement = self._agreement
+        if self.phase is not Phase.AGREEING or agreement is None:
+            return
+        survivors = self._of(self._live)
+        if any(member.acknowledged < agreement.number for member in survivors):
+            return
+        committed = max(member.committed for member in survivors)
+        self.phase, self._agreement = Phase.RUNNING, None
+        now = time.monotonic()
+        for member in survivors:
+            member.progress_at = now
+        self._broadcast(
+            Generation(
+                agreement.number,
+                self.epoch,
+                tuple(sorted(self._live)),
+                deaths=tuple(sorted(agreement.deaths)),
+                committed=committed,
+                noticed_seconds_ago=now - agreement.noticed,
+                causes=tuple(agreement.causes),
+            ).to_message()
+        )
+
+    def _disconnected(self, member: Member) -> None:
+        if self._members.get((member.group, member.rank)) is not member or self.phase is Phase.ENDED:
+            return
+        if member.done is not None:
+            return
+        del self._members[member.group, member.rank]
+        self.group_died(member.group, f"rank {member.rank} (process {member.pid}) is gone")
+
+    # -- deadlines --------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self.deadlines.heartbeat_interval)
+            now = time.monotonic()
+            for member in list(self._members.values()):
+                reason = self._overdue(member, now)
+                if reason is not None and self._members.get((member.group, member.rank)) is member:
+                    self.group_died(member.group, f"rank {member.rank} (process {member.pid}) {reason}")
+            if self.phase is Phase.FORMING and now - self._forming_since > self.deadlines.startup:
+                missing = self.groups * self.ranks_per_group - sum(member.ready for member in self._members.values())
+                self._restart(f"{missing} workers were not ready within {self.deadlines.startup:.0f} s")
+
+    def _overdue(self, member: Member, now: float) -> str | None:
+        if member.done is not None:
+            return None
+        if member.ready and now - member.last_seen > self.deadlines.heartbeat_lapse:
+            return f"has been silent for {now - member.last_seen:.1f} s"
+        agreement = self._agreement
+        if (
+            agreement
+            and member.acknowledged < agreement.number
+            and now - agreement.started > self.deadlines.acknowledge
+        ):
+            return f"did not acknowledge generation {agreement.number} within {self.deadlines.acknowledge:.1f} s"
+        if self.phase is Phase.RUNNING and member.phase == "compute" and now - member.progress_at > self.step_deadline:
+            return f"has been stuck in {member.phase} for {now - member.progress_at:.1f} s"
+        return None
+
+    @property
+    def step_deadline(self) -> float:
+        """Seconds in one computation after which a worker is stuck: learned from past steps, with a floor.
+
+        Before anything was learned the start-up deadline holds (first steps compile and warm up).
+        """
+        if len(self._compute_seconds) < 8:
+            return self.deadlines.startup
+        return max(self.deadlines.stuck_floor, 20 * statistics.median(self._compute_seconds))
+
+    def _after(self, seconds: float, call: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(seconds, call)
+
+    # -- restart and end --------------------------------------------------------------------------------------------
+
+    def _restart(self, reason: str) -> None:
+        if self.phase in (Phase.RESTARTING, Phase.ENDED):
+            return
+        if self._most_committed > self._committed_at_restart:
+            self._restarts_without_progress = 0
+        self._committed_at_restart = self._most_committed
+        self._restarts_without_progress += 1
+        if self._restarts_without_progress > self._max_restarts:
+            self._fatal(
+                f"{self._max_restarts} global restarts in a row without a new step "
+                f"(fault_tolerance.max_restarts_without_progress={self._max_restarts}); the last cause: {reason}"
+            )
+            return
+        self.phase, self._agreement = Phase.RESTARTING, None
+        self._broadcast({"type": "stop", "reason": f"global restart: {reason}"})
+        self.epoch += 1
+        self._restart_from, self._restart_reason = self._last_step + 1, reason
+        self._restart_began = time.monotonic()
+        self.supervisor.restart(self.epoch, reason)
+
+    def _fatal(self, reason: str) -> None:
+        if self.phase is not Phase.ENDED:
+            self.phase = Phase.ENDED
+            self._broadcast({"type": "stop", "reason": "the run ended"})
+            self.supervisor.fatal(reason)
+
+    def workers_ended(self) -> None:
+        """The supervisor's answer to `restart`: no worker of an earlier epoch lives; new ones may say hello."""
+        if self.phase is not Phase.RESTARTING:
+            return
+        for member in self._members.values():
+            member.writer.close()
+        self._members.clear()
+        self._live.clear()
+        self._resume_message = self._resume()
+        self._forming_since = time.monotonic()
+        self.phase = Phase.FORMING
+
+    def _finish_if_done(self) -> None:
+        members = self._of(self._live)
+        if (
+            self.phase in (Phase.RUNNING, Phase.AGREEING)
+            and members
+            and all(member.done is not None for member in members)
+        ):
+            self.phase = Phase.ENDED
+            self._broadcast({"type": "bye"})
+            self.supervisor.finished(
+                {member.group: member.done for member in members if member.rank == 0 and member.done}
+            )

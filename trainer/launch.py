@@ -1,0 +1,290 @@
+"""The launcher: controller, store and all groups of a run on this machine; or the controller alone, on a head node.
+
+It imports no torch until the fork server, which imports it too, has been started, so that both load side by side. It
+never forks: it hosts the store, which has threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from fault_tolerance.runtime.controller import Controller
+from fault_tolerance.runtime.deadlines import Deadlines
+from fault_tolerance.runtime.forkclient import ForkServerClient, Task
+from fault_tolerance.runtime.wire import Message, parse_address
+from trainer import config as configuration
+from trainer.checkpoint.catalog import Catalog
+from trainer.config import Config
+from trainer.data.prepare import prepare
+from trainer.data.prepared import PreparedData
+from trainer.metrics.recorder import RunRecorder
+from trainer.run_folder import RunFolder, fingerprint
+
+Happening = tuple[str, Any]
+"""What the main thread reacts to: (kind, payload)."""
+
+
+class Launcher:
+    """One run: from a checked configuration to an exit status."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.folder = RunFolder(Path(config.run_dir).absolute())
+        self.deadlines = Deadlines(config.fault_tolerance.timeout_seconds)
+        self.happenings: queue.Queue[Happening] = queue.Queue()
+        self.local = config.launch.mode == "local"
+        self.forkserver: ForkServerClient | None = None
+        self.catalog = Catalog(config.checkpoint.dir or self.folder.checkpoints)
+        self._running: dict[str, int] = {}
+        self._ending = False
+
+    # -- the run ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Trains; returns the exit status (0 well, 1 failed, 128 + n at signal n)."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: self.happenings.put(("signal", number)))
+        self.folder.logs.mkdir(parents=True, exist_ok=True)
+        configuration.save(self.config, self.folder.config)
+        if self.local:
+            self.forkserver = ForkServerClient("trainer.worker", self._environment(), self._from_forkserver)
+        recorder: RunRecorder | None = None
+        try:
+            self.prepared = prepare_data(self.config)
+            recorder = self.recorder = RunRecorder(self.config, self.folder.path)
+            recorder.start()
+            self._start_store()
+            self._start_controller()
+            if self.local:
+                self._start_workers(epoch=0)
+            status, final = self._supervise()
+        finally:
+            self._ending = True
+            if self.forkserver is not None:
+                self.forkserver.close(patience=self.deadlines.shutdown)
+            self.folder.processes.unlink(missing_ok=True)
+        recorder.finish(final)
+        return status
+
+    def _supervise(self) -> tuple[int, dict[str, Any]]:
+        """Reacts to what happens until the run ends."""
+        while True:
+            kind, payload = self.happenings.get()
+            if kind == "restart":
+                epoch, reason = payload
+                self._restart(epoch, reason)
+            elif kind == "finished":
+                self._call_controller(self.controller.stop())
+                return 0, _agreed_result(payload)
+            elif kind == "fatal":
+                self.recorder.warning(payload)
+                self._call_controller(self.controller.stop())
+                return 1, {}
+            elif kind == "signal":
+                self.recorder.warning(f"{signal.Signals(payload).name}: the run ends")
+                self._call_controller(self.controller.stop())
+                return 128 + payload, {}
+            elif kind == "gone":
+                self.recorder.warning("the fork server died, and all workers with it")
+                return 1, {}
+
+    # -- controller and store ---------------------------------------------------------------------------------------
+
+    def _start_store(self) -> None:
+        import torch.distributed as dist
+
+        listener = socket.create_server((self.config.launch.address, 0), backlog=4096)
+        self.store_address = listener.getsockname()[:2]
+        self._store = dist.TCPStore(
+            *self.store_address,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=self.deadlines.startup),
+            master_listen_fd=listener.detach(),
+        )
+
+    def _start_controller(self) -> None:
+        settings = self.config.fault_tolerance
+        self.controller = Controller(
+            groups=self.config.parallel.groups,
+            ranks_per_group=self.config.parallel.ranks_per_group,
+            deadlines=self.deadlines,
+            supervisor=self,
+            fingerprint=fingerprint(self.config),
+            resume=self._resume,
+            masks_failures=settings.backend != "ckpt",
+            max_restarts_without_progress=settings.max_restarts_without_progress,
+        )
+        host, port = self.config.launch.address, 0
+        if not self.local:
+            host, port = parse_address(self.config.launch.controller or "", "launch.controller")
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="controller", daemon=True).start()
+        self.controller_address = self._call_controller(self.controller.start(host, port))
+
+    def _call_controller(self, call: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result(self.deadlines.timeout)
+
+    def _soon(self, call: Callable[..., None], *arguments: Any) -> None:
+        self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _resume(self) -> Message:
+        """What the workers of an epoch start from: the newest verified checkpoint."""
+        start: Message = {"checkpoint": None, "parts": 0, "step": 0, "store": list(self.store_address)}
+        how = self.config.checkpoint.resume
+        if how == "auto" or self.controller_epoch > 0:
+            found = self.catalog.newest_verified()
+            for message in self.catalog.messages:
+                self.recorder.warning(message)
+                self.recorder.event("checkpoint", status="rejected", cause=message)
+        elif how == "never":
+            found = None
+        else:
+            found = Path(how), self.catalog.verify(Path(how))
+        if found is not None:
+            path, manifest = found
+            start.update(checkpoint=str(path), parts=manifest["parts"], step=manifest["step"])
+        return start
+
+    @property
+    def controller_epoch(self) -> int:
+        return self.controller.epoch
+
+    # -- Supervisor: called by the controller -----------------------------------------------------------------------
+
+    def on_event(self, kind: str, **fields: Any) -> None:
+        if kind == "worker_error":
+            label = f"group {fields['groups'][0]} rank {fields['rank']}"
+            self.recorder.message("\n".join(f"[{label}] {line}" for line in fields["traceback"].rstrip().splitlines()))
+        self.recorder.event(kind, **fields)
+
+    def on_step(self, record: Message) -> None:
+        self.recorder.step(record)
+
+    def evict(self, group: int, reason: str) -> None:
+        if self.forkserver is not None:
+            self.forkserver.kill([self._name(group, rank) for rank in range(self.config.parallel.ranks_per_group)])
+
+    def restart(self, epoch: int, reason: str) -> None:
+        self.happenings.put(("restart", (epoch, reason)))
+
+    def finished(self, results: dict[int, Message]) -> None:
+        self.happenings.put(("finished", results))
+
+    def fatal(self, reason: str) -> None:
+        self.happenings.put(("fatal", reason))
+
+    # -- workers on this machine ------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _name(group: int, rank: int) -> str:
+        return f"group {group} rank {rank}"
+
+    def _environment(self) -> dict[str, str]:
+        environment = dict(os.environ)
+        environment["OMP_NUM_THREADS"] = str(threads_per_worker(self.config))
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        return environment
+
+    def _start_workers(self, epoch: int) -> None:
+        assert self.forkserver is not None
+        parallel = self.config.parallel
+        shared: Task = {
+            "epoch": epoch,
+            "config": str(self.folder.config),
+            "controller": list(self.controller_address),
+            "interface": self._environment()["GLOO_SOCKET_IFNAME"],
+            "prepared": asdict(self.prepared),
+            "environment": {},
+        }
+        tasks = []
+        for group in range(parallel.groups):
+            for rank in range(parallel.ranks_per_group):
+                local_rank = group * parallel.ranks_per_group + rank
+                own = {"name": self._name(group, rank), "log": str(self.folder.log(group, rank))}
+                tasks.append({**shared, **own, "group": group, "rank": rank, "local_rank": local_rank})
+        self.forkserver.start(tasks)
+
+    def _from_forkserver(self, message: dict[str, Any]) -> None:
+        """In the reader thread of the fork server."""
+        if message["type"] == "started":
+            self._running[message["task"]] = message["pid"]
+            self._write_processes()
+        elif message["type"] == "exited":
+            self._running.pop(message["task"], None)
+            self._write_processes()
+            self._worker_ended(message["task"], message["pid"], message["status"])
+        elif message["type"] == "gone" and not self._ending:
+            self.happenings.put(("gone", None))
+
+    def _worker_ended(self, task: str, pid: int, status: int) -> None:
+        if self._ending or status == 0:
+            return
+        words = task.split()
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        self._soon(self.controller.group_died, int(words[1]), f"rank {words[3]} (process {pid}) {how}")
+
+    def _write_processes(self) -> None:
+        scratch = self.folder.processes.with_suffix(".new")
+        scratch.write_text(json.dumps(self._running, indent=1), encoding="utf-8")
+        scratch.replace(self.folder.processes)
+
+    def _restart(self, epoch: int, reason: str) -> None:
+        """Global restart: no worker of the old epoch lives when the new ones start."""
+        if self.forkserver is None:
+            self._soon(self.controller.workers_ended)
+            return
+        self.forkserver.kill(None)
+        self._await_no_worker()
+        self._soon(self.controller.workers_ended)
+        self._start_workers(epoch)
+
+    def _await_no_worker(self) -> None:
+        import time
+
+        deadline = time.monotonic() + self.deadlines.timeout
+        while self._running and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if self._running:
+            raise RuntimeError(f"workers live on after SIGKILL: {', '.join(self._running)}")
+
+
+def threads_per_worker(config: Config) -> int:
+    """Intra-op threads of one worker: the configured number, or this machine's cores shared by its ranks."""
+    if config.launch.threads_per_worker:
+        return config.launch.threads_per_worker
+    ranks = config.parallel.world if config.launch.mode == "local" else config.parallel.ranks_per_group
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
+def prepare_data(config: Config) -> PreparedData:
+    prepared = prepare(config.data, progress=config.logging.progress)
+    if prepared.vocab_size > config.model.vocab_size:
+        raise ValueError(
+            f"model.vocab_size={config.model.vocab_size} is below the tokenizer's {prepared.vocab_size}: "
+            f"set model.vocab_size={prepared.vocab_size} or more"
+        )
+    return prepared
+
+
+def _agreed_result(results: dict[int, Message]) -> dict[str, Any]:
+    """The groups' results; all must hold the same weights.
+
+    Raises:
+        RuntimeError: they do not.
+    """
+    hashes = {group: result["weights_sha256"] for group, result in results.items()}
+    if len(set(hashes.values())) > 1:
+        raise RuntimeError(f"groups ended with different weights: {hashes}")
+    return dict(next(iter(results.values())))

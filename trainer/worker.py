@@ -1,0 +1,333 @@
+"""A worker: one rank of one group. Builds everything for a rank, trains, and hands in the result.
+
+The same code runs forked on one machine (`run`, a task from the launcher) and under torchrun (`run_under_torchrun`);
+they differ only in how a rank learns who it is.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from fault_tolerance.backends.base import GlobalRestart
+from fault_tolerance.backends.live import LiveBackend, Vote
+from fault_tolerance.policies import make_policy
+from fault_tolerance.runtime.buckets import GradientBuckets
+from fault_tolerance.runtime.communicator import Communicator
+from fault_tolerance.runtime.deadlines import Deadlines
+from fault_tolerance.runtime.generation import Generation
+from fault_tolerance.runtime.injection import Injector, Strike
+from fault_tolerance.runtime.membership import EXIT_RESTART, Membership, Refused
+from trainer import config as configuration
+from trainer.checkpoint.catalog import Catalog
+from trainer.checkpoint.loader import load as load_checkpoint
+from trainer.checkpoint.state import training_state
+from trainer.checkpoint.writer import CheckpointWriter
+from trainer.config import Config
+from trainer.data.dataset import BlockDataset
+from trainer.data.prepared import PreparedData
+from trainer.run_folder import RunFolder, fingerprint
+from trainer.loop import Diverged, TrainingLoop
+from trainer.optim import build_optimizer
+from trainer.parallel.group_model import GroupModel
+from trainer.parallel.mesh import GroupMesh
+from trainer.weights import weights_sha256
+
+
+@dataclass
+class Identity:
+    """Who this rank is, and whom it talks to."""
+
+    group: int
+    rank: int
+    local_rank: int
+    epoch: int | None
+    controller: tuple[str, int]
+    interface: str | None
+    """Network interface for gloo; None: the one of this host's name."""
+
+
+def run(task: dict[str, Any]) -> int:
+    """Entry of a forked worker; returns its exit status."""
+    identity = Identity(
+        task["group"], task["rank"], task["local_rank"], task["epoch"], tuple(task["controller"]), task["interface"]
+    )
+    config = configuration.load(Path(task["config"]))
+    return _guarded(config, identity, PreparedData.from_dict(task["prepared"]))
+
+
+def run_under_torchrun(config: Config, prepared: PreparedData, controller: tuple[str, int]) -> int:
+    """Entry of a worker that torchrun started: rank and world of the group come from its environment."""
+    assert config.launch.group is not None
+    identity = Identity(
+        config.launch.group,
+        int(os.environ["RANK"]),
+        int(os.environ["LOCAL_RANK"]),
+        None,
+        controller,
+        os.environ.get("GLOO_SOCKET_IFNAME"),
+    )
+    return _guarded(config, identity, prepared)
+
+
+def _guarded(config: Config, identity: Identity, prepared: PreparedData) -> int:
+    """Trains; whatever goes wrong reaches the controller before this process ends."""
+    membership: Membership | None = None
+    try:
+        membership = _join(config, identity)
+        train(config, identity, prepared, membership)
+        return 0
+    except GlobalRestart as restart:
+        assert membership is not None
+        membership.request_restart(str(restart))
+        time.sleep(membership.deadlines.shutdown)  # the controller's "stop" ends this process
+        return EXIT_RESTART
+    except (ValueError, Diverged) as error:  # a restart would end the same way
+        if membership is None:
+            raise
+        traceback.print_exc()
+        membership.fatal(str(error))
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        if membership is not None:
+            membership.failed(f"{type(error).__name__}: {error}", traceback.format_exc())
+        return 1
+
+
+def _join(config: Config, identity: Identity) -> Membership:
+    """Says hello to the controller; under a scheduler it may have to wait until the run forms anew."""
+    deadlines = Deadlines(config.fault_tolerance.timeout_seconds)
+    deadline = time.monotonic() + deadlines.startup
+    while True:
+        try:
+            return Membership(
+                *identity.controller,
+                group=identity.group,
+                rank=identity.rank,
+                epoch=identity.epoch,
+                fingerprint=fingerprint(config),
+                deadlines=deadlines,
+            )
+        except (Refused, OSError) as error:
+            if isinstance(error, Refused) and not error.retry:
+                raise
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no place in the run within {deadlines.startup:.0f} s: {error}") from error
+            time.sleep(deadlines.heartbeat_interval)
+
+
+def train(config: Config, identity: Identity, prepared: PreparedData, membership: Membership) -> None:
+    """Builds this rank, trains, and hands in the result."""
+    device = _device(config, identity)
+    _seed_everything(config)
+    store_address = tuple(membership.resume["store"])
+    deadlines = membership.deadlines
+    _start_group(config, identity, membership, store_address, device)
+    mesh = GroupMesh(config.parallel, device)
+    control = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadlines.collective)) if mesh.size > 1 else None
+    writing = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadlines.collective)) if mesh.size > 1 else None
+    model = GroupModel(
+        config.model,
+        config.parallel,
+        mesh=mesh,
+        sequence_length=config.train.sequence_length,
+        compute_dtype=_compute_dtype(config, device),
+        seed=config.seed,
+    )
+    optimizer = build_optimizer(model.named_parameters(), config.optim)
+    data = open_data(config, prepared)
+    injector = make_injector(config, identity.group, identity.rank)
+    folder = RunFolder(Path(config.run_dir))
+    resume = membership.resume
+    if resume["checkpoint"]:
+        load_checkpoint(resume["checkpoint"], resume["parts"], training_state(model.named_parameters(), optimizer))
+    policy = _policy(config)
+    buckets = GradientBuckets(
+        [parameter for _, parameter in model.named_parameters()],
+        bucket_bytes=config.parallel.bucket_mib << 20,
+        keep_local=config.fault_tolerance.backend != "ckpt",
+        slots=config.fault_tolerance.redundancy if config.fault_tolerance.backend == "rep" else 1,
+    )
+    if mesh.size == mesh.degrees["tp"]:
+        buckets.watch_backward()
+    first = membership.ready()
+    backend = LiveBackend(
+        policy,
+        membership,
+        first,
+        buckets,
+        connect=lambda generation: _connect(membership, generation, store_address, identity, device),
+        vote=_vote(control),
+        injector=injector,
+    )
+    checkpoints = CheckpointWriter(
+        Catalog(config.checkpoint.dir or folder.checkpoints),
+        group=identity.group,
+        process_group=writing,
+        keep=config.checkpoint.keep,
+        asynchronous=config.checkpoint.asynchronous,
+        on_event=lambda event: _forward(membership, event),
+        phase_hook=lambda stage: None,
+        fence=lambda: backend.is_current,
+    )
+    loop = TrainingLoop(
+        config,
+        model=model,
+        optimizer=optimizer,
+        data=data,
+        backend=backend,
+        checkpoints=checkpoints,
+        membership=membership,
+        injector=injector,
+        first_step=first.committed,
+        extra=_extra(config, prepared),
+    )
+    loop.run()
+    membership.done(_result(loop, model, control))
+
+
+def _device(config: Config, identity: Identity) -> torch.device:
+    wanted = config.device
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device=cuda: torch sees no CUDA device; use device=auto or device=cpu")
+    if wanted == "cuda":
+        device = torch.device("cuda", identity.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")
+
+
+def _compute_dtype(config: Config, device: torch.device) -> torch.dtype:
+    if config.train.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.train.dtype]
+
+
+def _seed_everything(config: Config) -> None:
+    """Nothing random is drawn outside seeded functions of (seed, index); the global generators are set all the same."""
+    random.seed(config.seed)
+    np.random.seed(config.seed)
+    torch.manual_seed(config.seed)
+    torch.set_num_threads(config.launch.threads_per_worker or 1)
+    if config.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def _start_group(
+    config: Config, identity: Identity, membership: Membership, store_address: tuple[str, int], device: torch.device
+) -> None:
+    """The group's own torch world."""
+    timeout = timedelta(seconds=membership.deadlines.collective)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if identity.epoch is None:
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    store = dist.TCPStore(*store_address, is_master=False, timeout=timedelta(seconds=membership.deadlines.startup))
+    prefixed = dist.PrefixStore(f"epoch{membership.epoch}/group{identity.group}", store)
+    dist.init_process_group(
+        backend, store=prefixed, rank=identity.rank, world_size=config.parallel.ranks_per_group, timeout=timeout
+    )
+
+
+def open_data(config: Config, prepared: PreparedData) -> BlockDataset:
+    """The run's token blocks."""
+    return BlockDataset(
+        prepared,
+        sequence_length=config.train.sequence_length,
+        global_batch=config.train.global_batch,
+        types=config.parallel.groups,
+        micro_batches=config.parallel.micro_batches,
+        seed=config.seed,
+        validation_fraction=config.data.validation_fraction,
+        shuffle=config.data.shuffle,
+    )
+
+
+def make_injector(config: Config, group: int, rank: int) -> Injector:
+    """The failures that `failures.events` has for this rank."""
+    events = config.failures.events if config.failures.kind == "trace" else []
+    strikes = [Strike(event.step, event.group, event.phase, event.signal, event.rank) for event in events]
+    return Injector(strikes, group=group, rank=rank, folder=RunFolder(Path(config.run_dir)).injected)
+
+
+def _policy(config: Config) -> Any:
+    settings = config.fault_tolerance
+    return make_policy(
+        settings.backend,
+        groups=config.parallel.groups,
+        redundancy=settings.redundancy,
+        micro_batches=config.parallel.micro_batches,
+        granularity=settings.granularity,
+        placement=settings.placement,
+        solver=settings.solver,
+        duplicates=False,
+    )
+
+
+def _connect(
+    membership: Membership,
+    generation: Generation,
+    store_address: tuple[str, int],
+    identity: Identity,
+    device: torch.device,
+) -> Communicator:
+    return Communicator(
+        membership,
+        generation,
+        store_address=store_address,
+        position=identity.rank,
+        device=device,
+        interface=identity.interface,
+    )
+
+
+def _vote(control: dist.ProcessGroup | None) -> Vote:
+    """Element-wise minimum over the group's ranks."""
+
+    def vote(values: Sequence[int]) -> list[int]:
+        if control is None:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(tensor, dist.ReduceOp.MIN, group=control)
+        return tensor.tolist()
+
+    return vote
+
+
+def _forward(membership: Membership, event: dict[str, Any]) -> None:
+    fields = dict(event)
+    membership.event(fields.pop("event"), **fields)
+
+
+def _extra(config: Config, prepared: PreparedData) -> dict[str, Any]:
+    """What a checkpoint says of itself beside its step, which is also the data cursor."""
+    return {
+        "config": configuration.to_dict(config),
+        "data_fingerprint": prepared.fingerprint,
+        "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
+    }
+
+
+def _result(loop: TrainingLoop, model: GroupModel, control: dist.ProcessGroup | None) -> dict[str, Any]:
+    return {
+        "final_loss": loop.final_loss,
+        "validation_loss": loop.validation_loss,
+        "weights_sha256": weights_sha256(model.full_named_tensors(), control),
+        "model": {"parameters": model.parameter_count, "flops_per_token": model.flops_per_token},
+    }
