@@ -36,11 +36,13 @@ class Accounting:
     _down_since: float | None = None
     _pending: int = 0
     _pending_since: float | None = None
+    _pending_generation: int | None = None
 
-    def failure(self, time: float, groups: int) -> None:
-        """`groups` groups died; a replan or a restart will say what comes of it."""
+    def failure(self, time: float, groups: int, generation: int | None = None) -> None:
+        """`groups` groups of `generation` died; a replan, a restart or a newer generation will say what comes of it."""
         self.failures += groups
         self._pending += groups
+        self._pending_generation = generation
         if self._pending_since is None:
             self._pending_since = time
 
@@ -49,12 +51,11 @@ class Accounting:
         self.masked_failures += self._pending
         self._pending, self._pending_since = 0, None
 
-    def restart(self, time: float, from_step: int | None, lost_steps: int | None, seconds: float = 0.0) -> None:
+    def restart(self, time: float, lost_steps: int | None, seconds: float = 0.0) -> None:
         """A global restart.
 
         Args:
             time: when it was reported.
-            from_step: last committed step before it (None: none was).
             lost_steps: committed steps it undoes. None: seen later, when they are committed again.
             seconds: how long it took until `time`; the start of down where no failure was reported before.
         """
@@ -63,13 +64,19 @@ class Accounting:
         if self._down_since is None:
             self._down_since = since
         self._pending, self._pending_since = 0, None
-        if from_step is not None and lost_steps is not None:
-            for step in [step for step in self._counted if step > from_step - lost_steps]:
+        if lost_steps is not None:
+            newest_first = sorted(self._counted, reverse=True)
+            for step in newest_first[:lost_steps]:
                 del self._counted[step]
             self.lost_steps += lost_steps
 
-    def step(self, step: int, time: float, seconds: float, tokens: int, stacks: float) -> None:
-        """`step` was committed at `time`, after `seconds`."""
+    def step(
+        self, step: int, time: float, seconds: float, tokens: int, stacks: float, generation: int | None = None
+    ) -> None:
+        """`step` was committed at `time`, after `seconds`, by `generation`."""
+        died_in = self._pending_generation
+        if self._pending and generation is not None and died_in is not None and generation > died_in:
+            self.replan()  # it went on without them
         if self._down_since is not None:
             self._down += max(time - seconds - self._down_since, 0.0)
             self._down_since = None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
+
+from trainer.config import Config
 
 GPU_PEAKS: tuple[tuple[str, float], ...] = (
     ("GB300", 2.5e15),
@@ -32,15 +36,44 @@ def gpu_peak(device_name: str) -> float | None:
     return None
 
 
-def measure_cpu_peak(seconds: float = 0.2, size: int = 1024) -> float:
-    """FLOP/s of float32 matrix products with this process's torch threads: the best of those done in `seconds`."""
+def run_peak(config: Config) -> float | None:
+    """FLOP/s of all devices of a run together, seen from the launcher; None where they are not known.
+
+    For GPUs this machine's kind times the ranks; for CPUs one measured core times those in use (local runs only).
+    """
+    gpu = installed_gpu()
+    if config.device == "cuda" or (config.device == "auto" and gpu is not None):
+        peak = gpu_peak(gpu) if gpu is not None and config.train.dtype != "float32" else None
+        return None if peak is None else peak * config.parallel.world
+    if config.launch.mode != "local":
+        return None
+    cores = len(os.sched_getaffinity(0))
+    threads = config.launch.threads_per_worker or max(cores // config.parallel.world, 1)
+    return measure_core_peak() * min(cores, threads * config.parallel.world)
+
+
+def installed_gpu() -> str | None:
+    """Model name of this machine's first GPU, read without touching the GPU; None if there is none."""
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith("Model:"):
+                return line.partition(":")[2].strip()
+    return None
+
+
+def measure_core_peak(seconds: float = 0.15, size: int = 1024) -> float:
+    """FLOP/s of float32 matrix products on one core: the best of those done in `seconds`, at least one."""
     import torch
 
-    with torch.no_grad():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
         left, right = torch.randn(size, size), torch.randn(size, size)
         best, end = float("inf"), time.perf_counter() + seconds
-        while time.perf_counter() < end:
+        while time.perf_counter() < end or best == float("inf"):
             begin = time.perf_counter()
             torch.mm(left, right)
             best = min(best, time.perf_counter() - begin)
+    finally:
+        torch.set_num_threads(threads)
     return 2.0 * size**3 / best

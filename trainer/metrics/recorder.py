@@ -16,7 +16,9 @@ from trainer.config import Config
 from trainer.metrics.accounting import Accounting
 from trainer.metrics.console import Console, failure_line, replan_line, restart_line
 from trainer.metrics.files import JsonLines, write_json
+from trainer.metrics.peak import run_peak
 from trainer.metrics.wandb_sink import WandbSink
+from trainer.model.size import flops_per_token, parameter_count
 
 SUMMARY_KEYS = (
     "steps",
@@ -63,12 +65,14 @@ class RunRecorder:
         self._summary: dict[str, Any] | None = None
 
     def start(self) -> None:
-        """The run begins: time zero of all events, the progress bar, W&B."""
+        """The run begins: time zero of all events, the progress bar, W&B; what MFU needs, unless `model` was called."""
         self._begin = time.monotonic()
         self._console.start()
         if self._config.logging.wandb != "disabled":
             self._sink = WandbSink(self._config, self._run_dir, self._console.warning)
-        self.event("start", groups=list(range(self._config.parallel.groups)), generation=0)
+        if not self._model and self._config.model.hf is None:
+            model, length = self._config.model, self._config.train.sequence_length
+            self.model(flops_per_token(model, length), parameter_count(model), run_peak(self._config))
 
     def elapsed(self) -> float:
         """Seconds since `start`."""
@@ -134,7 +138,8 @@ class RunRecorder:
             now = self.elapsed()
             seconds = float(record["seconds"]["total"])
             tokens = int(record.get("tokens", 0))
-            self._accounting.step(record["step"], now, seconds, tokens, float(record.get("stacks", 1.0)))
+            stacks = float(record.get("stacks", 1.0))
+            self._accounting.step(record["step"], now, seconds, tokens, stacks, record.get("generation"))
             if not record.get("skipped") and record.get("loss") is not None and math.isfinite(record["loss"]):
                 self._final_loss = float(record["loss"])
             entry = {"time": round(now, 6), **record, **self._derived(now, seconds, tokens)}
@@ -174,7 +179,7 @@ class RunRecorder:
         return self._summary
 
     def _on_failure(self, entry: dict[str, Any]) -> None:
-        self._accounting.failure(entry["time"], len(entry.get("groups", ())))
+        self._accounting.failure(entry["time"], len(entry.get("groups", ())), entry.get("generation"))
         self._pending.append(entry)
         if self._sink is not None:
             self._sink.failure(entry)
@@ -186,7 +191,7 @@ class RunRecorder:
         self._pending, self._told = [], 0
         seconds = entry.get("seconds")
         duration = float(seconds) if isinstance(seconds, int | float) else 0.0
-        self._accounting.restart(entry["time"], entry.get("from_step"), entry.get("lost_steps"), duration)
+        self._accounting.restart(entry["time"], entry.get("lost_steps"), duration)
         self._console.line(restart_line(entry))
 
     def _tell_pending(self) -> None:
