@@ -49,13 +49,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     output.add_argument(
         "--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: the cores, %(default)s here"
     )
+    output.add_argument(
+        "--part-mib", type=float, default=8, help="MiB of text that a process writes at a time; default: %(default)s"
+    )
     output.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser.parse_args(arguments)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run; exit status 2 for an option that does not fit, 130 after an interrupt."""
-    options = parse()
+    options = parse(arguments)
     from trainer.data.tokenize_corpus import tokenize_corpus
 
     corpus = ("source", "paths", "name", "split", "column", "subset", "revision", "tokenizer", "bpe_vocab_size")
@@ -69,6 +72,7 @@ def main() -> int:
             megatron=options.megatron,
             overwrite=options.overwrite,
             progress=not options.quiet,
+            part_bytes=int(options.part_mib * (1 << 20)),
         )
     except ValueError as error:
         as_flags = re.sub(r"\bdata\.([a-z_]+)", lambda match: "--" + match[1].replace("_", "-"), str(error))

@@ -1,6 +1,6 @@
 """Large corpora to one token file, with many processes and through interruptions, for `scripts/prepare_data.py`.
 
-The corpus is cut into parts of 8 MiB. Worker processes write each to a file of its own in `X.parts/`, renamed when it
+The corpus is cut into parts. Worker processes write each to a file of its own in `X.parts/`, renamed when it
 is whole, so that a second call goes on where the first was stopped. At the end the parts become X.bin (with X.idx for
 Megatron), described by X.json; X.bin appears last, whole. For a while this takes twice the disk space of X.bin.
 """
@@ -31,12 +31,20 @@ from trainer.data.sources import Part, Source
 from trainer.data.token_files import Description
 from trainer.data.writer import TokenWriter, dtype_of, encode_part
 
-_PART_BYTES = 8 << 20
+PART_BYTES = 8 << 20
+"""Text per part: what an interruption costs each worker at most."""
 _COPY_BYTES = 1 << 24
 
 
 def tokenize_corpus(
-    data: DataConfig, output: Path, *, processes: int, megatron: bool, overwrite: bool, progress: bool
+    data: DataConfig,
+    output: Path,
+    *,
+    processes: int,
+    megatron: bool,
+    overwrite: bool,
+    progress: bool,
+    part_bytes: int = PART_BYTES,
 ) -> Description:
     """Write the corpus that `data` names to `output`.bin.
 
@@ -47,6 +55,7 @@ def tokenize_corpus(
         megatron: also write `output`.idx, and ids of more than 16 bits as int32, which is Megatron's type for them.
         overwrite: replace `output`.bin if there is one.
         progress: draw a progress bar on stderr.
+        part_bytes: text per part.
 
     Returns:
         The description that was written to `output`.json.
@@ -56,10 +65,12 @@ def tokenize_corpus(
     """
     if processes < 1:
         raise ValueError(f"--processes={processes} must be at least 1")
+    if part_bytes < 1:
+        raise ValueError("--part-mib must be above 0")
     _check_output(output, overwrite)
     source = open_source(data)
     identity = {**source.identity(), **tokenizer.resolve(data.tokenizer, data.bpe_vocab_size)}
-    parts = source.parts(_PART_BYTES)
+    parts = source.parts(part_bytes)
     if not parts:
         raise ValueError(f"data.source={data.source}: the corpus holds no text")
     key = cache.digest({**identity, "parts": [asdict(part) for part in parts]})
@@ -69,7 +80,7 @@ def tokenize_corpus(
         trained = folder / "tokenizer.json"
         name = str(trained) if trained.is_file() else data.tokenizer
         with progress_bar(progress, "Tokenising") as advance:
-            _encode_parts(source, parts, name, folder, processes, advance)
+            _encode_parts(_PartWriter(source, encoder, folder), name, parts, processes, advance)
         if {**identity, **source.identity()} != identity:
             raise ValueError("data: the corpus changed while it was read; run again when it is still")
         with progress_bar(progress, "Joining") as advance:
@@ -126,31 +137,60 @@ def _encoder(data: DataConfig, source: Source, parts: list[Part], folder: Path) 
     return encoder
 
 
-def _encode_parts(source: Source, parts: list[Part], name: str, folder: Path, processes: int, advance: Advance) -> None:
-    """Have every part that has no file yet written by worker processes."""
+def _encode_parts(writer: _PartWriter, name: str, parts: list[Part], processes: int, advance: Advance) -> None:
+    """Have every part that has no file yet written, by worker processes if more than one is asked for."""
     total = sum(part.weight for part in parts)
-    missing = [number for number in range(len(parts)) if not _part_file(folder, number).is_file()]
+    missing = [number for number in range(len(parts)) if not _part_file(writer.folder, number).is_file()]
     done = total - sum(parts[number].weight for number in missing)
     advance(done, total)
-    if not missing:
+    for number in _finished(writer, name, parts, missing, min(processes, len(missing))):
+        done += parts[number].weight
+        advance(done, total)
+
+
+def _finished(writer: _PartWriter, name: str, parts: list[Part], missing: list[int], processes: int) -> Iterator[int]:
+    """Numbers of the missing parts as they are written."""
+    if processes <= 1:
+        for number in missing:
+            writer.write(number, parts[number])
+            yield number
         return
     pool = ProcessPoolExecutor(
-        min(processes, len(missing)),
+        processes,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
-        initargs=(source, name, folder),
+        initargs=(writer.source, name, writer.folder),
     )
     try:
         pending = {pool.submit(_write_part, number, parts[number]): number for number in missing}
         for future in as_completed(pending):
             future.result()
-            done += parts[pending[future]].weight
-            advance(done, total)
+            yield pending[future]
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-_worker: tuple[Source, Encoder, Path] | None = None
+class _PartWriter:
+    """Writes parts to files."""
+
+    def __init__(self, source: Source, encoder: Encoder, folder: Path) -> None:
+        self.source = source
+        self.encoder = encoder
+        self.folder = folder
+
+    def write(self, number: int, part: Part) -> None:
+        """Write one part's ids, and the offsets of its documents' ends."""
+        path = _part_file(self.folder, number)
+        ends: list[np.ndarray] = []
+        with TokenWriter(path.with_suffix(".tmp")) as file:
+            for ids, document_ends in encode_part(self.source, part, self.encoder):
+                ends.append(np.array(document_ends, dtype=np.int64) + file.tokens)
+                file.append(ids)
+        np.save(_ends_file(self.folder, number), np.concatenate(ends) if ends else np.empty(0, dtype=np.int64))
+        os.rename(path.with_suffix(".tmp"), path)
+
+
+_worker: _PartWriter | None = None
 """What a worker process was started with."""
 
 
@@ -162,7 +202,7 @@ def _start_worker(source: Source, name: str, folder: Path) -> None:
     assert parent is not None
     threading.Thread(target=_exit_with, args=(parent.sentinel,), daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker = source, load(name), folder
+    _worker = _PartWriter(source, load(name), folder)
 
 
 def _exit_with(sentinel: int) -> None:
@@ -171,17 +211,8 @@ def _exit_with(sentinel: int) -> None:
 
 
 def _write_part(number: int, part: Part) -> None:
-    """Write one part's ids, and the offsets of its documents' ends."""
     assert _worker is not None
-    source, encoder, folder = _worker
-    path = _part_file(folder, number)
-    ends: list[np.ndarray] = []
-    with TokenWriter(path.with_suffix(".tmp")) as writer:
-        for ids, document_ends in encode_part(source, part, encoder):
-            ends.append(np.array(document_ends, dtype=np.int64) + writer.tokens)
-            writer.append(ids)
-    np.save(_ends_file(folder, number), np.concatenate(ends) if ends else np.empty(0, dtype=np.int64))
-    os.rename(path.with_suffix(".tmp"), path)
+    _worker.write(number, part)
 
 
 def _join(
