@@ -50,7 +50,10 @@ class Draws:
 
     def __init__(self, seed: int, std: float) -> None:
         """`std`: relative standard deviation; 0 makes every factor exactly 1."""
-        self._streams = {kind: _Stream(np.random.default_rng([seed, index]), std) for index, kind in enumerate(KINDS)}
+        # From 1 on: numpy takes [seed, 0] for seed, which failure processes are seeded with.
+        self._streams = {
+            kind: _Stream(np.random.default_rng([seed, index]), std) for index, kind in enumerate(KINDS, 1)
+        }
 
     def __getitem__(self, kind: str) -> _Stream:
         return self._streams[kind]

@@ -56,6 +56,7 @@ class Engine:
         self._saved_step = 0
         self._open_since = 0.0  # seconds after this stand in the ledger as a step's own
         self._period_start = 0.0
+        self._save_since: float | None = None
         self._failure_at = math.inf
         self._live = set(range(scenario.groups))
         self._pending: list[tuple[float, tuple[int, ...]]] = []  # deaths that the policy has not been told of
@@ -318,7 +319,7 @@ class Engine:
     def _save(self) -> None:
         """A checkpoint of all committed steps; a death in it is put to the policy at once."""
         end = self._now + self._draws["save"].next() * self._scenario.save_seconds
-        start = self._now
+        start = self._save_since = self._now
         self._strike("checkpoint")
         while self._pending or self._failure_at <= end:
             if not self._pending:
@@ -329,14 +330,24 @@ class Engine:
                 return
         self._ledger.fixed("save", end - self._now)
         self._ledger.keep()
+        self._save_since = None
         self._now = self._open_since = self._period_start = end
         self._saved_step = self._step
         self._fruitless_restarts = 0
         self._counts["checkpoints"] += 1
         self._timeline.add(end, "checkpoint", self._step, sorted(self._live), status="written", seconds=end - start)
 
+    def _void_save(self) -> None:
+        """A global restart in the middle of a save: what was written so far is of no use."""
+        if self._save_since is not None:
+            seconds = self._now - self._save_since
+            live = sorted(self._live)
+            self._timeline.add(self._now, "checkpoint", self._step, live, status="failed", seconds=seconds)
+            self._save_since = None
+
     def _restart(self, died_at: float, verdict: Restart) -> None:
         """Everything back to the last checkpoint; deaths during it are put to the policy when training resumes."""
+        self._void_save()
         while True:
             down_from = max(died_at, self._open_since)
             self._ledger.undo()

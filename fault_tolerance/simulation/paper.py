@@ -1,0 +1,106 @@
+"""The paper's table, and ours beside it.
+
+Source: Lee et al., SPARe, ICML 2026 (arXiv 2603.00357): 600k H100, 10T parameters, 10,000 steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fault_tolerance.cluster import ClusterProfile
+from fault_tolerance.simulation.cases import METHODS, Case
+from fault_tolerance.simulation.sweep import Job, Point, best_of
+
+
+@dataclass(frozen=True)
+class Published:
+    """Best redundancy of a method in the paper's table."""
+
+    ratio: float
+    redundancy: int
+    availability: float
+
+
+PAPER: dict[tuple[str, int], Published] = {
+    ("rep", 200): Published(6.07, 3, 0.6174),
+    ("rep", 600): Published(4.27, 3, 0.7989),
+    ("rep", 1000): Published(3.88, 3, 0.8441),
+    ("spare", 200): Published(2.92, 9, 0.8700),
+    ("spare", 600): Published(2.49, 8, 0.9390),
+    ("spare", 1000): Published(2.34, 9, 0.9654),
+}
+"""(method, groups) -> the paper's row."""
+
+
+def redundancy_jobs(
+    cluster: ClusterProfile,
+    groups: Sequence[int],
+    redundancies: Sequence[int],
+    methods: Sequence[str],
+    seeds: int,
+    micro_batches: int,
+    options: dict[str, object],
+) -> list[Job]:
+    """Every method at every size and redundancy; CKPT-only once per size. Sizes that do not fit are left out.
+
+    Raises:
+        ValueError: an unknown method.
+    """
+    if unknown := sorted(set(methods) - set(METHODS)):
+        raise ValueError(f"sweep.methods: {unknown[0]} is unknown: choose among {', '.join(METHODS)}")
+    jobs = []
+    for count in groups:
+        for name in methods:
+            method = METHODS[name]
+            for redundancy in [1] if method.backend == "ckpt" else redundancies:
+                if redundancy > count or (method.placement == "partition" and count % redundancy):
+                    continue
+                jobs += [
+                    (name, Case(cluster, count, method, redundancy, seed, micro_batches, options=options))
+                    for seed in range(seeds)
+                ]
+    return jobs
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Our best redundancy of a method beside the paper's."""
+
+    method: str
+    groups: int
+    best: Point | None
+    """None: no progress at any redundancy."""
+    at_paper: Point | None
+    """Our result at the paper's redundancy."""
+    published: Published | None
+    """None where the paper has no such row."""
+
+    @property
+    def ratio_deviation(self) -> float | None:
+        """Relative deviation of the best time-to-train ratio."""
+        if self.best is None or self.published is None:
+            return None
+        return self.best.ratio.value / self.published.ratio - 1
+
+    @property
+    def availability_deviation(self) -> float | None:
+        """Difference of availability at the best redundancy (0.01 = one point)."""
+        if self.best is None or self.published is None:
+            return None
+        return self.best.availability.value - self.published.availability
+
+
+def compare(points: Sequence[Point]) -> list[Comparison]:
+    """One line per size and method, in the order of the points."""
+    lines = []
+    for groups, method in dict.fromkeys((point.groups, point.method) for point in points):
+        published = PAPER.get((method, groups))
+        at_paper = None
+        if published is not None:
+            at_paper = next(
+                (p for p in points if (p.method, p.groups, p.redundancy) == (method, groups, published.redundancy)),
+                None,
+            )
+        lines.append(Comparison(method, groups, best_of(points, method, groups), at_paper, published))
+    return lines
