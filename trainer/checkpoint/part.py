@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer.checkpoint.files import describe_files
 
@@ -62,7 +63,6 @@ def write_part(folder: Path, share: dict[str, Tensor], ranks: Ranks, stage: Call
         PartFailed: some rank could not.
     """
     stage("write")
-    ranks.together(lambda: folder.mkdir(parents=True, exist_ok=True))
     planner = dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         dcp.save(
@@ -72,7 +72,7 @@ def write_part(folder: Path, share: dict[str, Tensor], ranks: Ranks, stage: Call
             process_group=ranks.process_group,
             no_dist=ranks.process_group is None,
         )
-    except Exception as error:  # torch raises what its storage raised, wrapped in what it likes
+    except (Exception, CheckpointException) as error:  # torch wraps what its storage raised, outside of Exception
         raise PartFailed(explain(error)) from error
     stage("fsync")
     described = ranks.together(lambda: _settle(folder, ranks.rank))

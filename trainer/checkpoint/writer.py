@@ -6,9 +6,11 @@ finds all parts recorded publishes it. A checkpoint that cannot be written is an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.checkpoint.catalog import Catalog
-from trainer.checkpoint.part import Ranks, explain, write_part
+from trainer.checkpoint.files import remove_folder
+from trainer.checkpoint.part import PartFailed, Ranks, explain, write_part
 from trainer.checkpoint.staging import StagingBuffers
 from trainer.checkpoint.state import share_of
 
@@ -161,16 +164,27 @@ class CheckpointWriter:
         try:
             self._tidy(save)
             self._ranks.together(lambda: _raise_if(staging_error))
-            folder = self.catalog.temporary(save.step, save.generation) / f"part-{save.part}"
+            folder = self._ranks.together(lambda: self.catalog.begin(save.step, save.generation, save.part))[0]
             files = write_part(folder, save.share, self._ranks, self._stage)
             if self._ranks.rank == 0:
                 self._publish(save, files)
         except _HookRaised:
             pass
         except Exception as error:  # whatever it is, training goes on and the alarm says what it was
-            if self._ranks.rank == 0:
-                self._report(save.step, save.generation, "failed", reason=self._reason(error), part=save.part)
             log.debug("checkpoint step %d failed", save.step, exc_info=True)
+            if self._ranks.rank == 0:
+                self._give_up(save, str(error) if isinstance(error, PartFailed) else explain(error))
+
+    def _give_up(self, save: _Save, reason: str) -> None:
+        """Report a failed save and free its disk space: without this part it can never be whole."""
+        writing = self.catalog.temporary(save.step, save.generation)
+        if self.catalog.folder.is_dir() and not writing.is_dir():
+            reason = f"{reason}; its folder is gone: another group gave this checkpoint up, or the generation is over"
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(self.catalog.folder).free
+            reason = f"{reason} ({free / 2**20:.0f} MiB free in {self.catalog.folder})"
+        remove_folder(writing)
+        self._report(save.step, save.generation, "failed", reason=reason, part=save.part)
 
     def _publish(self, save: _Save, files: dict[str, Any]) -> None:
         step, generation = save.step, save.generation
@@ -233,16 +247,6 @@ class CheckpointWriter:
         except BaseException as error:
             self._hook_error = error
             raise _HookRaised from error
-
-    def _reason(self, error: BaseException) -> str:
-        reason = str(error) if str(error) else explain(error)
-        try:
-            import shutil
-
-            free = shutil.disk_usage(self.catalog.folder).free
-        except OSError:
-            return reason
-        return f"{reason} ({free / 2**20:.0f} MiB free in {self.catalog.folder})"
 
     def _report(self, step: int, generation: int, status: str, **details: Any) -> None:
         event = {
