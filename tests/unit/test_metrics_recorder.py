@@ -235,7 +235,7 @@ def test_peaks() -> None:
     assert gpu_peak("NVIDIA H100 PCIe") == 756e12
     assert gpu_peak("NVIDIA A100-SXM4-80GB") == 312e12
     assert gpu_peak("some other card") is None
-    one = measure_core_peak(seconds=0.02, size=256)
+    one = measure_core_peak(seconds=0.02)
     assert 1e8 < one < 1e13
     settings = config()
     settings.device, settings.launch.mode = "cpu", "controller"

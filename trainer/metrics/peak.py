@@ -61,8 +61,11 @@ def installed_gpu() -> str | None:
     return None
 
 
-def measure_core_peak(seconds: float = 0.15, size: int = 1024) -> float:
-    """FLOP/s of float32 matrix products on one core: the best of those done in `seconds`, at least one."""
+def measure_core_peak(seconds: float = 0.15, size: int = 256) -> float:
+    """FLOP/s of float32 matrix products on one core: the best of those done in `seconds`, at least one.
+
+    Small ones, so that on a busy machine some of them run undisturbed between two switches of the scheduler.
+    """
     import torch
 
     threads = torch.get_num_threads()
