@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any
 
+REQUIRED = ("groups", "micro_batches", "mtbf_s", "restart_s", "save_s", "compute_s", "all_reduce_s")
+"""What a cluster file must say; the rest has defaults."""
+
 
 @dataclass(frozen=True)
 class ClusterProfile:
@@ -95,14 +98,16 @@ class ClusterProfile:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> ClusterProfile:
-        """A profile from a parsed YAML mapping; missing names keep their defaults.
+        """A profile from a parsed YAML mapping. What REQUIRED does not name may be left out and keeps its default.
 
         Raises:
-            ValueError: an unknown name, or a value that makes no sense.
+            ValueError: an unknown or missing name, or a value that makes no sense.
         """
         known = [entry.name for entry in fields(cls)]
         if unknown := sorted(set(values) - set(known)):
             raise ValueError(f"cluster.{unknown[0]}: no such value; a cluster has {', '.join(known)}")
+        if missing := [name for name in REQUIRED if name not in values]:
+            raise ValueError(f"cluster.{missing[0]} is missing: a cluster needs {', '.join(REQUIRED)}")
         return cls(**{str(name): value for name, value in values.items()})
 
     def _check_all_reduce(self) -> None:

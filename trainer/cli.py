@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainer import config as trainer_config
 from trainer.cli_errors import describe
+from trainer.cli_files import store_files
 
 CONFIG_MODULE = "conf"
 USER_ERROR = 2
@@ -75,7 +76,10 @@ def _run(config_name: str, main: Main, argv: list[str]) -> int:
     parser = _parser(main.__doc__)
     arguments = parser.parse_intermixed_args(argv)
     trainer_config.register()
-    overrides = list(arguments.overrides)
+    try:
+        overrides = store_files(arguments.overrides)
+    except ValueError as error:
+        return _fail(str(error))
     if arguments.config_dir is not None:
         if not os.path.isdir(arguments.config_dir):
             parser.error(f"--config-dir {arguments.config_dir}: no such folder")

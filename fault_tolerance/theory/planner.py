@@ -47,6 +47,7 @@ def plan_rows(
     micro_batches: int | None = None,
     redundancies: Iterable[int] | None = None,
     rep_placement: str = "cyclic",
+    duplicates: bool = False,
 ) -> list[Row]:
     """CKPT-only, then for each r replication and SPARe with whole shards and with micro-batches.
 
@@ -57,13 +58,16 @@ def plan_rows(
     Args:
         groups, micro_batches: N and m; the profile's when None.
         redundancies: values of r; 2..20 (as far as N reaches) when None.
+        duplicates: spare with whole shards computes duplicates, as published; False: each type once.
         rep_placement: cyclic (the paper's baseline) or partition (teams of r; left out where r does not divide N).
 
     Raises:
         ValueError: values that do not fit, each named.
     """
     profile = dataclasses.replace(
-        profile, groups=groups or profile.groups, micro_batches=micro_batches or profile.micro_batches
+        profile,
+        groups=profile.groups if groups is None else groups,
+        micro_batches=profile.micro_batches if micro_batches is None else micro_batches,
     )
     groups = profile.groups
     chosen = list(range(2, min(groups, LARGEST_REDUNDANCY) + 1)) if redundancies is None else list(redundancies)
@@ -73,7 +77,7 @@ def plan_rows(
     for redundancy in chosen:
         if rep_placement != "partition" or groups % redundancy == 0:
             rows.append(_row(profile, "rep", redundancy, rep_placement))
-        rows.append(_row(profile, "spare", redundancy))
+        rows.append(_row(profile, "spare", redundancy, duplicates=duplicates))
         rows.append(_row(profile, "spare_micro_batch", redundancy))
     return rows
 
@@ -83,7 +87,9 @@ def best_row(rows: Iterable[Row]) -> Row:
     return min(rows, key=lambda row: (row.time_to_train_ratio, row.redundancy, METHODS.index(row.method)))
 
 
-def _row(profile: ClusterProfile, method: str, redundancy: int, placement: str = "cyclic") -> Row:
+def _row(
+    profile: ClusterProfile, method: str, redundancy: int, placement: str = "cyclic", duplicates: bool = False
+) -> Row:
     groups = profile.groups
     if placement == "partition":
         mu = mean_failures_partition(groups, redundancy)
@@ -93,5 +99,5 @@ def _row(profile: ClusterProfile, method: str, redundancy: int, placement: str =
         checkpoint_period(profile.save_s, profile.restart_s, mu * profile.mtbf_s),
         profile.save_s + profile.step_seconds(groups, 1 if method == "ckpt" else redundancy),
     )
-    result = estimate(profile, groups, redundancy, method, period_s, profile.micro_batches, placement)
+    result = estimate(profile, groups, redundancy, method, period_s, profile.micro_batches, placement, duplicates)
     return Row(method, redundancy, mu, result.stacks, period_s, result.availability, result.time_to_train_ratio)

@@ -62,6 +62,7 @@ def estimate(
     period_s: float,
     micro_batches: int = 1,
     placement: str = "cyclic",
+    duplicates: bool = False,
 ) -> Estimate:
     """Estimate one method on a cluster; see the module's docstring for the model.
 
@@ -72,6 +73,7 @@ def estimate(
         period_s: checkpoint period T_c in seconds, the save included.
         micro_batches: m (spare_micro_batch).
         placement: cyclic, or partition (rep: teams of r).
+        duplicates: spare: each group computes the first S types of its stack, as published, instead of each type once.
 
     Raises:
         ValueError: unknown method, sizes that do not fit, or a period not longer than a save.
@@ -81,12 +83,17 @@ def estimate(
         raise ValueError(f"checkpoint period {period_s:g} s: must be longer than cluster.save_s={profile.save_s:g}")
     cycle = _cycle(profile, groups, redundancy, placement)
     time, alive, weights = cycle.time, cycle.alive, cycle.weights
-    load, patch, longest = _work(groups, redundancy, method, micro_batches, cycle.failures)
+    load, patch, longest = _work(groups, redundancy, method, micro_batches, duplicates, cycle.failures)
     masked = method != "ckpt" and redundancy > 1
     step_s = load * profile.compute_s + profile.all_reduce_seconds(groups)
+    # Deaths in a step are noticed together and patched together; deaths in a patch ask for another one, and so on.
+    needy = patch / np.maximum(longest, 1e-12)
     struck = np.outer(cycle.failure_rate, step_s)
-    patches = longest * -np.expm1(-struck * (patch / np.maximum(longest, 1e-12)))
-    mending_s = patches * profile.compute_s - np.expm1(-struck) * masked * (profile.shrink_s + profile.replan_s)
+    struck_again = np.outer(cycle.failure_rate, longest * profile.compute_s)
+    patches = -np.expm1(-struck * needy) / np.exp(-struck_again * needy)
+    replans = -np.expm1(-struck) - patches * np.expm1(-struck_again)
+    patches *= longest
+    mending_s = patches * profile.compute_s + replans * masked * (profile.shrink_s + profile.replan_s)
     steps_per_s = weights / (step_s + mending_s)
 
     training = 1 - profile.save_s / period_s
@@ -168,14 +175,14 @@ def _integral(values: Array, time: Array) -> float:
 
 
 def _work(
-    groups: int, redundancy: int, method: str, micro_batches: int, failures: npt.NDArray[np.int64]
+    groups: int, redundancy: int, method: str, micro_batches: int, duplicates: bool, failures: npt.NDArray[np.int64]
 ) -> tuple[Array, Array, Array]:
     """After each of `failures`: stacks per step, expected stacks of one failure's patch, and of the longest one."""
     if method in ("ckpt", "rep"):
         nothing = np.zeros(failures.shape)
         return np.full(failures.shape, float(redundancy)), nothing, nothing
     if method == "spare":
-        patch = patch_stacks(groups, redundancy, failures)
+        patch = patch_stacks(groups, redundancy, failures, duplicates=duplicates)
         return np.minimum(least_stacks(groups, failures), redundancy), patch, np.ones(failures.shape)
     if method == "spare_micro_batch":
         patch = patch_stacks(groups, redundancy, failures, micro_batches)

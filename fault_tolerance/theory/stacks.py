@@ -35,14 +35,22 @@ def least_load(groups: int, failures: npt.ArrayLike, micro_batches: int) -> Arra
     return np.ceil(units - 1e-9) / micro_batches
 
 
-def patch_stacks(groups: int, redundancy: int, failures: npt.ArrayLike, micro_batches: int | None = None) -> Array:
+def patch_stacks(
+    groups: int,
+    redundancy: int,
+    failures: npt.ArrayLike,
+    micro_batches: int | None = None,
+    duplicates: bool = False,
+) -> Array:
     """Expected length of the patch (in shard types) that the next failure after k causes in the step in flight.
 
     Whole shards (`micro_batches` None): what is missing goes to different survivors, one type each, so a patch is one
-    stack long; there is none if all S entries of the dead group are computed by others too. An entry is not with
-    probability u = (1 - p)^(S-1), if each of a type's S first places is live with probability p, given that one is.
-    The N - k survivors fill S (N - k) places over N types, so p / (1 - (1 - p)^S) = (N - k)/N. A patch is needed
-    with 1 - (1 - u)^S. This holds at both ends: no duplicates left (p = 0: always), all S hosts live (p = 1: never).
+    stack long. With `duplicates`, as published, every group computes the first S types of its stack, and there is no
+    patch if all S types of the dead group are computed by others too. One is not with probability
+    u = (1 - p)^(S-1), if each of a type's S first places is live with probability p, given that one is. The N - k
+    survivors fill S (N - k) places over N types, so p / (1 - (1 - p)^S) = (N - k)/N. A patch is needed with
+    1 - (1 - u)^S. This holds at both ends: nothing computed twice (p = 0: always), all S hosts live (p = 1: never).
+    Without duplicates every failure needs a patch.
 
     Micro-batches: nothing is computed twice, so every failure needs a patch: the m units of the dead group's own type
     are divided among the type's live hosts, of which there are (r - 1)(N - k)/N in the mean; the few units of other
@@ -55,6 +63,8 @@ def patch_stacks(groups: int, redundancy: int, failures: npt.ArrayLike, micro_ba
     if micro_batches is not None:
         hosts = np.maximum(1.0, (redundancy - 1) * live)
         return np.ceil(micro_batches / hosts - 1e-9) / micro_batches
+    if not duplicates:
+        return np.ones_like(live)
     stacks = np.minimum(least_stacks(groups, failures), redundancy)
     low, high = np.zeros_like(live), np.ones_like(live)
     for _ in range(50):  # p / (1 - (1 - p)^S) rises from 1/S to 1
@@ -72,6 +82,7 @@ def patch_share(
     failures_per_stack: float,
     reduce_stacks: float = 0.0,
     micro_batches: int | None = None,
+    duplicates: bool = False,
 ) -> Array:
     """rho_k: stacks per step that patches add after k failures = patch length x failures per step.
 
@@ -82,9 +93,11 @@ def patch_share(
         failures_per_stack: failures of the system during the computation of one stack: compute seconds / MTBF.
         reduce_stacks: all-reduce seconds / compute seconds of one stack.
         micro_batches: m, or None for whole shards.
+        duplicates: see `patch_stacks`.
     """
     load = _load(groups, redundancy, failures, micro_batches)
-    return patch_stacks(groups, redundancy, failures, micro_batches) * (load + reduce_stacks) * failures_per_stack
+    patch = patch_stacks(groups, redundancy, failures, micro_batches, duplicates)
+    return patch * (load + reduce_stacks) * failures_per_stack
 
 
 def mean_stacks(
@@ -93,6 +106,7 @@ def mean_stacks(
     failures_per_stack: float = 0.0,
     reduce_stacks: float = 0.0,
     micro_batches: int | None = None,
+    duplicates: bool = False,
 ) -> float:
     """S_bar(N, r) = 1/floor(mu) * sum over k < floor(mu) of (c(k) + rho_k): average stacks per step (the paper).
 
@@ -103,7 +117,7 @@ def mean_stacks(
     """
     failures = np.arange(max(1, int(mean_failures(groups, redundancy))))
     load = _load(groups, redundancy, failures, micro_batches)
-    share = patch_share(groups, redundancy, failures, failures_per_stack, reduce_stacks, micro_batches)
+    share = patch_share(groups, redundancy, failures, failures_per_stack, reduce_stacks, micro_batches, duplicates)
     return float((load + share).mean())
 
 
@@ -113,6 +127,7 @@ def mean_stacks_exact(
     failures_per_stack: float = 0.0,
     reduce_stacks: float = 0.0,
     micro_batches: int | None = None,
+    duplicates: bool = False,
 ) -> float:
     """S_bar as the finite sum over all k, each with the probability that the run gets so far: sum (c + rho) P / sum P.
 
@@ -124,7 +139,7 @@ def mean_stacks_exact(
     weights = survival_after(groups, redundancy)[:groups]
     failures = np.arange(groups)
     load = _load(groups, redundancy, failures, micro_batches)
-    share = patch_share(groups, redundancy, failures, failures_per_stack, reduce_stacks, micro_batches)
+    share = patch_share(groups, redundancy, failures, failures_per_stack, reduce_stacks, micro_batches, duplicates)
     return float(((load + share) * weights).sum() / weights.sum())
 
 
