@@ -7,7 +7,6 @@ FSDP hands them out; every layer computes in the dtype of the activations it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.config import ModelConfig
 from trainer.model.loss import linear_cross_entropy
+from trainer.model.norm import RMSNorm
 from trainer.model.rotary import inverse_frequencies, rotary_tables, rotate
 
 
@@ -40,21 +40,6 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, local(self.weight).to(x.dtype))
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square normalisation over the last dim."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-        self.shared: Callable[[Tensor], Tensor] | None = None
-        """Under tensor parallelism: makes the weight's gradient the sum over ranks that each see only some heads."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight if self.shared is None else self.shared(self.weight)
-        return F.rms_norm(x, weight.shape, weight.to(x.dtype), self.eps)
 
 
 class Attention(nn.Module):

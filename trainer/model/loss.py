@@ -50,6 +50,16 @@ def _chunk_loss(logits: Tensor, targets: Tensor, group: dist.ProcessGroup | None
     return (sums.log() - picked).sum(), (sums, local, inside)
 
 
+def _accumulate(grad_weight: Tensor, grad_logits: Tensor, hidden: Tensor, first: bool) -> None:
+    """grad_weight (+)= grad_logits^T @ hidden, kept in float32; assigned instead of added if `first`."""
+    if grad_logits.dtype == torch.float32:
+        grad_weight.addmm_(grad_logits.t(), hidden, beta=0 if first else 1)
+    elif first:
+        grad_weight.copy_(grad_logits.t() @ hidden)
+    else:
+        grad_weight += grad_logits.t() @ hidden
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -58,7 +68,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         needs_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         compute_weight = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden) if needs_gradient else None
-        grad_weight = torch.zeros(weight.shape, device=weight.device, dtype=torch.float32) if needs_gradient else None
+        grad_weight = torch.empty(weight.shape, device=weight.device, dtype=torch.float32) if needs_gradient else None
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         rows = chunk_rows(hidden.shape[0], weight.shape[0], hidden.device)
         for start in range(0, hidden.shape[0], rows):
@@ -72,10 +82,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_logits.scatter_add_(-1, local, -inside.to(logits.dtype))
             grad_logits = grad_logits.to(hidden.dtype)
             torch.mm(grad_logits, compute_weight, out=grad_hidden[start : start + rows])
-            if grad_logits.dtype == torch.float32:
-                grad_weight.addmm_(grad_logits.t(), piece)
-            else:
-                grad_weight += grad_logits.t() @ piece
+            _accumulate(grad_weight, grad_logits, piece, first=start == 0)
         if group is not None and grad_hidden is not None:
             dist.all_reduce(grad_hidden, group=group)
         ctx.gradients = (grad_hidden, grad_weight)
@@ -87,8 +94,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         assert ctx.gradients is not None, "the fused cross-entropy can be differentiated once"
         grad_hidden, grad_weight = ctx.gradients
         ctx.gradients = None
-        grad_hidden.mul_(gradients[0])
-        grad_weight.mul_(gradients[0])
+        if gradients[0].device.type != "cpu" or gradients[0].item() != 1.0:  # reading it would stall an accelerator
+            grad_hidden.mul_(gradients[0])
+            grad_weight.mul_(gradients[0])
         return grad_hidden, grad_weight.to(ctx.weight_dtype), None, None, None
 
 

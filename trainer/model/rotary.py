@@ -41,13 +41,23 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: dict[str, Any] | N
 
 
 def rotary_tables(positions: int, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position's angles, each [positions, 1, head_dim/2], float32."""
+    """Factors of an element and of its partner at each position, each [positions, 1, head_dim], float32.
+
+    With angles a the first half of a head becomes x1 cos a - x2 sin a, the second x2 cos a + x1 sin a; the signs of
+    the sines are in the second table.
+    """
     angles = torch.outer(torch.arange(positions, dtype=torch.float32, device=frequencies.device), frequencies)
-    return angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1)
+
+
+def _rotated(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    partner = torch.roll(x_BTHD, x_BTHD.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x_BTHD * cos, partner, sin)
 
 
 class _Rotate(torch.autograd.Function):
-    """x * cos + rotate_half(x) * sin in one output buffer; its gradient is the rotation by the opposite angle."""
+    """The rotation; its gradient is the rotation by the opposite angle, so nothing of x is kept."""
 
     @staticmethod
     def forward(ctx: Any, x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -60,22 +70,9 @@ class _Rotate(torch.autograd.Function):
         return _rotated(gradients[0], cos, -sin), None, None
 
 
-def _rotated(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x_BTHD.chunk(2, dim=-1)
-    out = torch.empty(x_BTHD.shape, dtype=x_BTHD.dtype, device=x_BTHD.device)
-    out_first, out_second = out.chunk(2, dim=-1)
-    torch.mul(first, cos, out=out_first)
-    out_first.addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out_second)
-    out_second.addcmul_(first, sin)
-    return out
-
-
 def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries or keys [B, T, heads, head_dim] by tables [T, 1, head_dim/2]; computed in x's dtype."""
-    cos, sin = cos.to(x_BTHD.dtype), sin.to(x_BTHD.dtype)
+    """Rotate queries or keys [B, T, heads, head_dim] by `rotary_tables` [T, 1, head_dim] of x's dtype."""
     if torch.compiler.is_compiling():
-        first, second = x_BTHD.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return _rotated(x_BTHD, cos, sin)
     rotated: Tensor = _Rotate.apply(x_BTHD, cos, sin)
     return rotated
