@@ -10,7 +10,7 @@ import difflib
 import glob
 import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from trainer.config import Config, ModelConfig, ParallelConfig
 
@@ -93,7 +93,7 @@ def validate(config: Config) -> None:
         _check_range(name, _value(config, name), low, high)
     for name, choices in CHOICES.items():
         check_choice(name, _value(config, name), choices)
-    for rule in (_optimizer, _model, _schedule, _batch, _redundancy, _failures, _data, _checkpoint, _device, _launch):
+    for rule in RULES:
         for problem in rule(config):
             raise ValueError(problem)
 
@@ -259,8 +259,25 @@ def _checkpoint(config: Config) -> Iterator[str]:
 
 def _device(config: Config) -> Iterator[str]:
     drivers = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
-    if config.device == "cuda" and not any(os.path.exists(driver) for driver in drivers):
+    if config.device != "cuda" or config.launch.mode == "controller":
+        return
+    if not any(os.path.exists(driver) for driver in drivers):
         yield "device=cuda: this machine shows no NVIDIA driver; use device=cpu or device=auto"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = len(visible.split(",")) if visible else len(glob.glob("/proc/driver/nvidia/gpus/*"))
+    ranks = config.parallel.world if config.launch.mode == "local" else 1
+    if 0 < gpus < ranks:
+        yield f"device=cuda: {ranks} ranks on this machine need a GPU each, it has {gpus}; use fewer ranks or device=cpu"
+
+
+def _run_folder(config: Config) -> Iterator[str]:
+    folder = os.path.abspath(config.run_dir)
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        yield f"run_dir={config.run_dir}: there is a file of that name; give a folder, new or of the run to go on with"
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+        yield f"run_dir={config.run_dir}: {folder} is not a folder that can be written to"
 
 
 def _launch(config: Config) -> Iterator[str]:
@@ -275,3 +292,19 @@ def _launch(config: Config) -> Iterator[str]:
         yield f"launch.controller={launch.controller}: launch.mode={launch.mode} needs host:port, as 10.0.0.1:29400"
     if launch.mode == "worker" and (launch.group is None or not 0 <= launch.group < config.parallel.groups):
         yield f"launch.group={launch.group}: launch.mode=worker needs 0 to {config.parallel.groups - 1}"
+
+
+RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
+    _optimizer,
+    _model,
+    _schedule,
+    _batch,
+    _redundancy,
+    _failures,
+    _data,
+    _checkpoint,
+    _device,
+    _launch,
+    _run_folder,
+)
+"""Combinations of options; each rule yields its problems, the first of all is told."""

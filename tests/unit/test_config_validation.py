@@ -122,6 +122,8 @@ def test_a_batch_that_does_not_divide_comes_with_one_that_does(
         ({"launch__mode": "controller"}, "needs host:port"),
         ({"launch__mode": "worker", "launch__controller": "h:x", "launch__group": 0}, "needs host:port"),
         ({"launch__mode": "worker", "launch__controller": "h:1", "launch__group": 2}, "needs 0 to 1"),
+        ({"run_dir": "/dev/null"}, "there is a file of that name"),
+        ({"run_dir": "/dev/null/run"}, "/dev/null is not a folder"),
     ],
 )
 def test_combinations(values: dict[str, object], text: str) -> None:
