@@ -267,7 +267,7 @@ def _device(config: Config) -> Iterator[str]:
     gpus = len(visible.split(",")) if visible else len(glob.glob("/proc/driver/nvidia/gpus/*"))
     ranks = config.parallel.world if config.launch.mode == "local" else 1
     if 0 < gpus < ranks:
-        yield f"device=cuda: {ranks} ranks on this machine need a GPU each, it has {gpus}; use fewer ranks or device=cpu"
+        yield f"device=cuda: {ranks} ranks need a GPU each, this machine has {gpus}; use fewer ranks or device=cpu"
 
 
 def _run_folder(config: Config) -> Iterator[str]:
