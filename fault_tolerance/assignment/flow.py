@@ -137,10 +137,10 @@ class Flow:
         if not self.room:
             self._place_directly(wanted, type_price)
         while wanted:
-            bound = self._raise_prices(wanted, type_price, host_price)
+            bound, host_dist = self._raise_prices(wanted, type_price, host_price)
             if bound:
                 return bound
-            self._send(wanted, type_price, host_price)
+            self._send(wanted, type_price, host_price, host_dist)
         return 0
 
     def _place_directly(self, wanted: dict[int, int], type_price: list[int]) -> None:
@@ -162,10 +162,13 @@ class Flow:
             else:
                 del wanted[kind]
 
-    def _raise_prices(self, wanted: Mapping[int, int], type_price: list[int], host_price: list[int]) -> int:
+    def _raise_prices(
+        self, wanted: Mapping[int, int], type_price: list[int], host_price: list[int]
+    ) -> tuple[int, list[int]]:
         """Dijkstra from all wanted types to the nearest group with room; prices rise so that the way there costs 0.
 
-        Returns 0, or the next capacity worth trying where no such group can be reached.
+        Returns 0, or the next capacity worth trying where no such group can be reached; and the distance of each group
+        (FAR where it lies beyond the nearest one with room).
         """
         at, load, capacity, live_hosts = self.at, self.load, self.capacity, self.live_hosts
         type_dist, host_dist = [FAR] * len(load), [FAR] * len(load)
@@ -176,12 +179,12 @@ class Flow:
         settled_types: list[int] = []
         settled_hosts: list[int] = []
         distance = 0
-        found = False
-        while not found:
+        nearest = FAR  # the smallest distance seen of a group with room; nothing beyond matters
+        while distance < nearest:
             types, hosts = type_queues.pop(distance, []), host_queues.pop(distance, [])
             if not types and not hosts:
                 if not type_queues and not host_queues:
-                    return -(-len(settled_types) * self.supply // len(settled_hosts))
+                    break
                 distance = min([*type_queues, *host_queues])
                 continue
             for kind in types:
@@ -190,24 +193,28 @@ class Flow:
                 settled_types.append(kind)
                 base = distance + type_price[kind] + 1
                 room = self.room.get(kind)
+                if base >= nearest and not room:
+                    continue
                 for host in live_hosts[kind]:
                     reach = base - host_price[host]
                     if room and host in room:
                         reach -= 1
-                    if reach < host_dist[host]:
+                    if reach < nearest and reach < host_dist[host]:
                         host_dist[host] = reach
-                        if reach == distance:
+                        if load[host] < capacity:
+                            nearest = reach
+                        elif reach == distance:
                             hosts.append(host)
                         elif reach in host_queues:
                             host_queues[reach].append(host)
                         else:
                             host_queues[reach] = [host]
+            if nearest == distance:
+                settled_types = [kind for kind in settled_types if type_dist[kind] < distance]
+                break
             for host in hosts:
                 if host_dist[host] != distance:
                     continue
-                if load[host] < capacity:
-                    found = True
-                    break
                 settled_hosts.append(host)
                 base = distance + host_price[host]
                 over = self.over.get(host)
@@ -221,13 +228,18 @@ class Flow:
                             type_queues[reach].append(kind)
                         else:
                             type_queues[reach] = [kind]
+        if nearest == FAR:
+            return -(-len(settled_types) * self.supply // len(settled_hosts)), host_dist
+        distance = nearest
         for kind in settled_types:
             type_price[kind] += type_dist[kind] - distance
         for host in settled_hosts:
             host_price[host] += host_dist[host] - distance
-        return 0
+        return 0, host_dist
 
-    def _send(self, wanted: dict[int, int], type_price: list[int], host_price: list[int]) -> None:
+    def _send(
+        self, wanted: dict[int, int], type_price: list[int], host_price: list[int], host_dist: list[int]
+    ) -> None:
         """Send as many wanted units as possible along edges of reduced cost 0, depth first.
 
         A type or group that was left without success leads to no group with room, now or later at this price, and
@@ -236,7 +248,7 @@ class Flow:
         seen_types, seen_hosts = bytearray(len(self.load)), bytearray(len(self.load))
         for kind in list(wanted):
             while wanted[kind]:
-                path = self._find_path(kind, type_price, host_price, seen_types, seen_hosts)
+                path = self._find_path(kind, type_price, host_price, host_dist, seen_types, seen_hosts)
                 if not path:
                     break
                 sent = self._send_along(path, wanted[kind])
@@ -251,6 +263,7 @@ class Flow:
         source: int,
         type_price: list[int],
         host_price: list[int],
+        host_dist: list[int],
         seen_types: bytearray,
         seen_hosts: bytearray,
     ) -> list[tuple[int, int]]:
@@ -268,12 +281,18 @@ class Flow:
             price = type_price[kind]
             room = self.room.get(kind)
             for host in hosts_left[-1]:
-                if seen_hosts[host] or host_price[host] != price + (0 if room and host in room else 1):
+                to_host = host_price[host]
+                if to_host != price and to_host != price + 1:
                     continue
+                if seen_hosts[host] or to_host != price + (0 if room and host in room else 1):
+                    continue
+                if load[host] < capacity:
+                    path.append((host, kind))
+                    return path
+                if host_dist[host] == FAR:
+                    continue  # farther away than the nearest group with room
                 seen_hosts[host] = 1
                 path.append((host, kind))
-                if load[host] < capacity:
-                    return path
                 types_left.append(iter(at[host]))
                 break
             else:
