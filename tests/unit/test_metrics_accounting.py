@@ -114,6 +114,15 @@ def test_a_step_of_a_newer_generation_masks_what_no_replan_explained() -> None:
     assert accounting.masked_failures == 1
 
 
+def test_a_run_that_is_given_up_was_down_since_its_last_failure() -> None:
+    accounting = Accounting()
+    end = steps(accounting, 0, 5, start=0.0)
+    accounting.failure(end, groups=1)
+    assert accounting.availability(end + 2) == 1.0  # it may yet be masked
+    accounting.give_up()
+    assert accounting.availability(end + 2) == pytest.approx(6 / 8)
+
+
 def test_before_anything_happened() -> None:
     accounting = Accounting()
     assert accounting.steps == 0 and accounting.compute_overhead is None

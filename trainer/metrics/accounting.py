@@ -86,6 +86,11 @@ class Accounting:
         self._commits += 1
         self._stacks += stacks
 
+    def give_up(self) -> None:
+        """The run ends without having come back from the last failures: it has been down since."""
+        if self._pending and self._down_since is None:
+            self._down_since = self._pending_since
+
     @property
     def steps(self) -> int:
         """Steps done: one more than the last that counts (a resumed run starts above 0)."""

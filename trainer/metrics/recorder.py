@@ -154,8 +154,8 @@ class RunRecorder:
         """The run is over, well or not: write summary.json, end W&B (bounded), show the table.
 
         Args:
-            final: validation_loss and weights_sha256, as far as there are any; any other summary key given here
-                replaces the recorded value.
+            final: validation_loss and weights_sha256; any other summary key given here replaces the recorded value.
+                Without weights_sha256 the run counts as broken off.
 
         Returns:
             What summary.json holds. A second call changes nothing.
@@ -165,6 +165,8 @@ class RunRecorder:
                 return self._summary
             self._tell_pending()
             self.event("end", step=self._accounting.steps - 1, groups=[])
+            if "weights_sha256" not in final:
+                self._accounting.give_up()
             self._summary = self._sum_up(final)
             try:
                 write_json(self._run_dir / "summary.json", self._summary)
