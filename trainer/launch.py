@@ -13,6 +13,7 @@ import queue
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
@@ -36,9 +37,14 @@ Happening = tuple[str, Any]
 
 
 class Launcher:
-    """One run: from a checked configuration to an exit status."""
+    """One run: from a checked configuration to an exit status.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        inherit: this process has a single thread and has imported the worker: fork the fork server from it.
+    """
+
+    def __init__(self, config: Config, inherit: bool = False) -> None:
+        self._inherit = inherit
         self.config = config
         self.folder = RunFolder(Path(config.run_dir).absolute())
         self.deadlines = Deadlines(config.fault_tolerance.timeout_seconds)
@@ -58,7 +64,9 @@ class Launcher:
         self.folder.logs.mkdir(parents=True, exist_ok=True)
         configuration.save(self.config, self.folder.config)
         if self.local:
-            self.forkserver = ForkServerClient("trainer.worker", self._environment(), self._from_forkserver)
+            self.forkserver = ForkServerClient(
+                "trainer.worker", self._environment(), self._from_forkserver, self._inherit
+            )
         recorder: RunRecorder | None = None
         try:
             self.prepared = prepare_data(self.config)
@@ -251,8 +259,6 @@ class Launcher:
         self._start_workers(epoch)
 
     def _await_no_worker(self) -> None:
-        import time
-
         deadline = time.monotonic() + self.deadlines.timeout
         while self._running and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -88,11 +88,11 @@ class TrainingLoop:
                 norm = self.gradient_norm()
                 with self.timed("commit"):
                     committed = self.backend.commit(norm)
+        self.membership.progress("optimizer")
         with self.timed("optimizer"):
             rate, skipped = self.optimizer_step(step, norm)
-        if self.config.checkpoint.every_steps and (step + 1) % self.config.checkpoint.every_steps == 0:
-            if step + 1 < self.config.train.steps:
-                self.save_checkpoint(step + 1)
+        if self.checkpoint_is_due(step + 1):
+            self.save_checkpoint(step + 1)
         self.report(step, began, norm, rate, skipped)
 
     def compute(self, step: int, batch: Batch, train: bool = True) -> None:
@@ -112,7 +112,6 @@ class TrainingLoop:
             with self.timed("validation"):
                 self.validate(batch)
         self.longest_compute_seconds = max(self.longest_compute_seconds, time.perf_counter() - began)
-        self.membership.progress("synchronize")
 
     def blocks(self, unit: Callable[[int, int], Any], batch: Batch) -> torch.Tensor:
         """Token blocks [units, B, T+1] of a batch of units, on the device."""
@@ -186,10 +185,16 @@ class TrainingLoop:
 
     # -- beside the step --------------------------------------------------------------------------------------------
 
+    def checkpoint_is_due(self, step: int) -> bool:
+        """Whether the state after `step` steps is saved; the last one is saved at the end of the run."""
+        every = self.config.checkpoint.every_steps
+        return bool(every) and step % every == 0 and step < self.config.train.steps
+
     def save_checkpoint(self, step: int, last: bool = False) -> None:
         """Saves the state after `step` steps; the live groups share the work. The last one is waited for."""
         if not self.config.checkpoint.every_steps or step == self.first_step:
             return
+        self.membership.progress("checkpoint")
         with self.timed("checkpoint"):
             live = self.backend.live_groups
             state = training_state(self.model.named_parameters(), self.optimizer)

@@ -27,6 +27,7 @@ from fault_tolerance.policies import make_policy
 from fault_tolerance.runtime.buckets import GradientBuckets
 from fault_tolerance.runtime.communicator import Communicator
 from fault_tolerance.runtime.deadlines import Deadlines
+from fault_tolerance.runtime.exact_buckets import ExactGradientBuckets
 from fault_tolerance.runtime.generation import Generation
 from fault_tolerance.runtime.injection import Injector, Strike
 from fault_tolerance.runtime.membership import EXIT_RESTART, Membership, Refused
@@ -38,11 +39,11 @@ from trainer.checkpoint.writer import CheckpointWriter
 from trainer.config import Config
 from trainer.data.dataset import BlockDataset
 from trainer.data.prepared import PreparedData
-from trainer.run_folder import RunFolder, fingerprint
 from trainer.loop import Diverged, TrainingLoop
 from trainer.optim import build_optimizer
 from trainer.parallel.group_model import GroupModel
 from trainer.parallel.mesh import GroupMesh
+from trainer.run_folder import RunFolder, fingerprint
 from trainer.weights import weights_sha256
 
 
@@ -155,14 +156,7 @@ def train(config: Config, identity: Identity, prepared: PreparedData, membership
     if resume["checkpoint"]:
         load_checkpoint(resume["checkpoint"], resume["parts"], training_state(model.named_parameters(), optimizer))
     policy = _policy(config)
-    buckets = GradientBuckets(
-        [parameter for _, parameter in model.named_parameters()],
-        bucket_bytes=config.parallel.bucket_mib << 20,
-        keep_local=config.fault_tolerance.backend != "ckpt",
-        slots=config.fault_tolerance.redundancy if config.fault_tolerance.backend == "rep" else 1,
-    )
-    if mesh.size == mesh.degrees["tp"]:
-        buckets.watch_backward()
+    buckets = _buckets(config, model, overlap=mesh.size == mesh.degrees["tp"])
     first = membership.ready()
     backend = LiveBackend(
         policy,
@@ -278,6 +272,21 @@ def _policy(config: Config) -> Any:
         solver=settings.solver,
         duplicates=False,
     )
+
+
+def _buckets(config: Config, model: GroupModel, overlap: bool) -> GradientBuckets:
+    """The gradient buffers that the backend needs: exact or plain sums, kept or reduced in place."""
+    settings, parameters = config.fault_tolerance, [parameter for _, parameter in model.named_parameters()]
+    bucket_bytes = config.parallel.bucket_mib << 20
+    slots = settings.redundancy if settings.backend == "rep" else 1
+    if settings.exact:
+        tokens = config.train.global_batch * config.train.sequence_length
+        return ExactGradientBuckets(parameters, bucket_bytes=bucket_bytes, tokens_per_step=tokens, slots=slots)
+    keep_local = settings.backend != "ckpt"
+    buckets = GradientBuckets(parameters, bucket_bytes=bucket_bytes, keep_local=keep_local, slots=slots)
+    if overlap:
+        buckets.watch_backward()
+    return buckets
 
 
 def _connect(

@@ -96,6 +96,7 @@ class LiveBackend:
             pending = self._membership.published(self._applied.number, target)
             if pending:
                 return self._apply(pending[0])
+            self._membership.progress("reduce")
             self._injector.at("reduce", self._step)
             (succeeded,) = self._vote([self._try_reduce()])
             if succeeded:
@@ -104,6 +105,7 @@ class LiveBackend:
             self._membership.next_generation(after=self._applied.number)
 
     def commit(self, check: float) -> bool:
+        self._membership.progress("commit")
         self._injector.at("commit", self._step)
         passed = False
         if self._membership.enter_commit(self._applied.number):
@@ -130,11 +132,7 @@ class LiveBackend:
 
     def _try_reduce(self) -> bool:
         try:
-            communicator = self._connected()
-            for bucket in range(self._started_buckets, len(self.buckets)):
-                self._start_bucket(bucket)
-            communicator.start_all_reduce(self.buckets.load_statistics(self._counted_slots()))
-            communicator.wait()
+            self._reduce_buckets(self._connected())
         except MembershipChanged:
             return False
         except CommunicatorError as error:
@@ -143,6 +141,20 @@ class LiveBackend:
         finally:
             self._started_buckets = 0
         return True
+
+    def _reduce_buckets(self, communicator: Communicator) -> None:
+        buckets, stored = self.buckets, 0
+        for bucket in range(self._started_buckets, len(buckets)):
+            if buckets.in_flight is not None and bucket - stored == buckets.in_flight:
+                communicator.wait(leave=buckets.in_flight - 1)
+                buckets.store_bucket(stored)
+                stored += 1
+            self._start_bucket(bucket)
+        communicator.start_all_reduce(buckets.load_statistics(self._counted_slots()))
+        communicator.wait()
+        for bucket in range(stored, len(buckets)):
+            buckets.store_bucket(bucket)
+        buckets.finish()
 
     def _connected(self) -> Communicator:
         if self._communicator is None:
@@ -207,6 +219,7 @@ class LiveBackend:
         assert generation.committed <= self._step, "a generation is applied in the step that it names"
         noticed = time.monotonic() - generation.noticed_seconds_ago
         self._give_up_communicator()
+        self._membership.progress("recovery")
         self._injector.at("recovery", self._step)
         if not self.buckets.keep_local:
             raise GlobalRestart("; ".join(generation.causes) or "a collective failed")

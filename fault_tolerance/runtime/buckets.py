@@ -16,14 +16,12 @@ from torch.distributed.tensor import DTensor
 
 ALIGNMENT = 16
 """Elements; every gradient begins at a multiple (64 bytes in fp32)."""
-
-
-STATISTICS = 4
-"""Sums that are reduced beside the gradients."""
+STATISTICS = 5
+"""Sums that are reduced beside the gradients; the last place belongs to the buckets."""
 
 
 class GradientBuckets:
-    """Flat gradient buffers of this rank's parameters, cut into buckets in the order of the backward pass.
+    """Flat fp32 gradient buffers of this rank's parameters, cut into buckets in the order of the backward pass.
 
     Args:
         parameters: in the order of the forward pass.
@@ -32,47 +30,56 @@ class GradientBuckets:
         slots: how many local sums are kept apart.
 
     Attributes:
-        statistics: float64 [STATISTICS] of the selected slot (sums, whatever the caller adds up); `reduced_statistics` that of all groups.
+        statistics: float64 [STATISTICS] of the selected slot (sums, whatever the caller adds up);
+            `reduced_statistics` that of all groups.
     """
+
+    in_flight: int | None = None
+    """Most buckets that may be on their way at once; None: all."""
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], *, bucket_bytes: int, keep_local: bool, slots: int = 1
     ) -> None:
         assert keep_local or slots == 1
-        self.slots = slots
+        self.keep_local, self.slots = keep_local, slots
         self._parameters = list(reversed(parameters))
-        self.keep_local = keep_local
-        device = _local(self._parameters[0]).device
-        self._offsets: list[int] = []
-        bounds, size, start = [], 0, 0
-        for parameter in self._parameters:
-            self._offsets.append(size)
-            size += -(-_local(parameter).numel() // ALIGNMENT) * ALIGNMENT
-            if (size - start) * 4 >= bucket_bytes:
-                bounds.append((start, size))
-                start = size
-        if size > start:
-            bounds.append((start, size))
-        self._bounds = bounds
-        self._slots = [torch.zeros(size, dtype=torch.float32, device=device) for _ in range(slots)]
-        self._slot_gradients = [self._views(slot) for slot in self._slots]
-        self._slot_statistics = [torch.zeros(STATISTICS, dtype=torch.float64, device=device) for _ in range(slots)]
-        self.statistics = self._slot_statistics[0]
-        self.reduced_statistics = self.statistics
-        self._reduced, self._reduced_gradients = self._slots[0], self._slot_gradients[0]
+        self._lay_out(bucket_bytes)
+        self._sums = [self._flat(torch.float32) for _ in range(slots)]
+        self._sum_gradients = [self._views(flat) for flat in self._sums]
+        self._make_statistics()
+        self._reduced, self._reduced_gradients = self._sums[0], self._sum_gradients[0]
         if keep_local:
             self.renew_reduced()
-        self._bucket_of = self._assign_buckets()
         self._waiting: list[int] = []
         self._on_bucket: Callable[[int], None] | None = None
         self._next_bucket = 0
 
     # -- buffers ----------------------------------------------------------------------------------------------------
 
+    def _lay_out(self, bucket_bytes: int) -> None:
+        self._offsets: list[int] = []
+        self._bounds: list[tuple[int, int]] = []
+        self._bucket_of: list[int] = []
+        size = start = 0
+        for parameter in self._parameters:
+            self._offsets.append(size)
+            self._bucket_of.append(len(self._bounds))
+            size += -(-local_tensor(parameter).numel() // ALIGNMENT) * ALIGNMENT
+            if (size - start) * 4 >= bucket_bytes:
+                self._bounds.append((start, size))
+                start = size
+        if size > start:
+            self._bounds.append((start, size))
+        self._size = size
+        self._device = local_tensor(self._parameters[0]).device
+
+    def _flat(self, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(self._size, dtype=dtype, device=self._device)
+
     def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         views = []
         for parameter, offset in zip(self._parameters, self._offsets, strict=True):
-            local = _local(parameter)
+            local = local_tensor(parameter)
             view = flat[offset : offset + local.numel()].view(local.shape)
             if isinstance(parameter, DTensor):
                 view = DTensor.from_local(
@@ -86,24 +93,37 @@ class GradientBuckets:
             views.append(view)
         return views
 
+    def _make_statistics(self) -> None:
+        self._slot_statistics = [
+            torch.zeros(STATISTICS, dtype=torch.float64, device=self._device) for _ in range(self.slots)
+        ]
+        self.statistics = self._slot_statistics[0]
+        self.reduced_statistics = self.statistics
+
     def renew_reduced(self) -> None:
-        """A fresh reduced buffer: a lost collective may still write to the old one."""
+        """Fresh buffers to reduce into: a lost collective may still write to the old ones."""
         assert self.keep_local
-        self._reduced = torch.empty_like(self._slots[0])
+        self._reduced = self._flat(torch.float32)
         self._reduced_gradients = self._views(self._reduced)
-        self.reduced_statistics = torch.empty_like(self.statistics)
+        self.reduced_statistics = torch.zeros_like(self.statistics)
 
     def __len__(self) -> int:
         """Number of buckets."""
         return len(self._bounds)
 
     def load_bucket(self, bucket: int, slots: Sequence[int]) -> torch.Tensor:
-        """The reduced buffer's slice of `bucket`, filled with the sum of these slots' local sums."""
+        """The tensor to reduce in place for `bucket`, filled with the sum of these slots' local sums."""
         start, end = self._bounds[bucket]
         target = self._reduced[start:end]
         if self.keep_local:
-            _sum_into(target, [self._slots[slot][start:end] for slot in slots])
+            _sum_into(target, [self._sums[slot][start:end] for slot in slots])
         return target
+
+    def store_bucket(self, bucket: int) -> None:
+        """The reduction of `bucket` is done: its sums lie in `reduced` from here (they do already)."""
+
+    def finish(self) -> None:
+        """All buckets are stored and the statistics reduced."""
 
     def load_statistics(self, slots: Sequence[int]) -> torch.Tensor:
         """`reduced_statistics`, filled with the sum of these slots' statistics."""
@@ -113,23 +133,23 @@ class GradientBuckets:
 
     @property
     def reduced(self) -> torch.Tensor:
-        """The whole flat reduced buffer."""
+        """The whole flat reduced buffer (fp32)."""
         return self._reduced
 
     def reduced_gradients(self) -> list[torch.Tensor]:
         """Local views of the reduced gradients, in the order of the parameters given."""
-        return [_local(gradient) for gradient in reversed(self._reduced_gradients)]
+        return [local_tensor(gradient) for gradient in reversed(self._reduced_gradients)]
 
     def begin_step(self) -> None:
         """Zeroes all local sums and selects slot 0."""
-        for tensor in (*self._slots, *self._slot_statistics):
+        for tensor in (*self._sums, *self._slot_statistics):
             tensor.zero_()
         self.select(0)
 
     def select(self, slot: int) -> None:
         """Gradients and statistics now add up in `slot`."""
         self.statistics = self._slot_statistics[slot]
-        self._point_gradients_at(self._slot_gradients[slot])
+        self._point_gradients_at(self._sum_gradients[slot])
 
     def expose_reduced(self) -> None:
         """Points every `param.grad` at the reduced gradient, for the optimizer."""
@@ -140,14 +160,6 @@ class GradientBuckets:
             parameter.grad = gradient
 
     # -- overlap with the backward pass -----------------------------------------------------------------------------
-
-    def _assign_buckets(self) -> list[int]:
-        buckets, bucket = [], 0
-        for offset in self._offsets:
-            while offset >= self._bounds[bucket][1]:
-                bucket += 1
-            buckets.append(bucket)
-        return buckets
 
     def watch_backward(self) -> None:
         """Installs the hooks that `arm` uses; for models whose gradients autograd accumulates once per backward."""
@@ -172,10 +184,9 @@ class GradientBuckets:
             self._waiting[bucket] += 1
         self._next_bucket, self._on_bucket = 0, on_bucket
 
-    def disarm(self) -> int:
-        """Ends the watch; returns how many buckets were reported."""
+    def disarm(self) -> None:
+        """Ends the watch."""
         self._on_bucket = None
-        return self._next_bucket
 
 
 def _sum_into(target: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
@@ -187,5 +198,6 @@ def _sum_into(target: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
         target.add_(source)
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

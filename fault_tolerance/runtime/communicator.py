@@ -128,28 +128,28 @@ class Communicator:
         with self._membership.changed:
             self._membership.changed.notify_all()
 
-    def wait(self) -> None:
-        """Returns when all begun collectives have succeeded.
+    def wait(self, leave: int = 0) -> None:
+        """Returns when all begun collectives but the last `leave` have succeeded.
 
         Raises:
             MembershipChanged: a later generation began.
             CommunicatorError: one failed.
         """
         number = self.generation.number
+        count = max(0, len(self._works) - leave)
         self._membership.wait(
-            lambda: self.is_quiet or self._membership.is_stale(number),
+            lambda: all(future.done() for future in self._futures[:count]) or self._membership.is_stale(number),
             self._membership.deadlines.collective,
             f"the all-reduce of generation {number}",
         )
         if self._membership.is_stale(number):
             raise MembershipChanged(f"generation {number} was superseded")
         try:
-            for work in self._works:
+            for work in self._works[:count]:
                 work.wait()
         except RuntimeError as error:
             raise CommunicatorError(str(error)) from error
-        self._works.clear()
-        self._futures.clear()
+        del self._works[:count], self._futures[:count]
 
     @property
     def is_quiet(self) -> bool:

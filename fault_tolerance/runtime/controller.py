@@ -298,8 +298,10 @@ class Controller:
                 seconds=time.monotonic() - self._restart_began,
             )
 
-    def group_died(self, group: int, cause: str) -> None:
-        """A process of `group` ended or must end; its whole group leaves."""
+    def group_died(self, group: int, cause: str, phase: str | None = None) -> None:
+        """A process of `group` ended or must end; its whole group leaves. `phase`: what it was last heard to do."""
+        if phase is None:
+            phase = next((member.phase for member in self._of([group])), "unknown")
         if self.phase in (Phase.ENDED, Phase.RESTARTING):
             return
         if self.phase is Phase.FORMING:
@@ -310,7 +312,6 @@ class Controller:
             return
         if group not in self._live:
             return
-        phases = [member.phase for member in self._of([group])]
         self._live.discard(group)
         for member in self._of([group]):
             self._send(member, {"type": "evicted", "reason": cause})
@@ -320,7 +321,7 @@ class Controller:
             "failure",
             groups=[group],
             step=self._last_step + 1,
-            phase=phases[0] if phases else "unknown",
+            phase=phase,
             cause=cause,
             generation=self.generation,
         )
@@ -377,7 +378,7 @@ class Controller:
         if member.done is not None:
             return
         del self._members[member.group, member.rank]
-        self.group_died(member.group, f"rank {member.rank} (process {member.pid}) is gone")
+        self.group_died(member.group, f"rank {member.rank} (process {member.pid}) is gone", member.phase)
 
     # -- deadlines --------------------------------------------------------------------------------------------------
 
@@ -388,7 +389,7 @@ class Controller:
             for member in list(self._members.values()):
                 reason = self._overdue(member, now)
                 if reason is not None and self._members.get((member.group, member.rank)) is member:
-                    self.group_died(member.group, f"rank {member.rank} (process {member.pid}) {reason}")
+                    self.group_died(member.group, f"rank {member.rank} (process {member.pid}) {reason}", member.phase)
             if self.phase is Phase.FORMING and now - self._forming_since > self.deadlines.startup:
                 missing = self.groups * self.ranks_per_group - sum(member.ready for member in self._members.values())
                 self._restart(f"{missing} workers were not ready within {self.deadlines.startup:.0f} s")

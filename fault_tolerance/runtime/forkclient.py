@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
-import subprocess
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from fault_tolerance.runtime import forkserver
 
 Task = dict[str, Any]
 """What one worker is started with; `name`, `log` and `environment` are the server's, the rest is the module's."""
@@ -21,35 +26,31 @@ class ForkServerClient:
         module: module whose `run(task)` a worker runs; imported once in the server.
         on_message: called in a reader thread with the server's messages (ready, started, exited) and, at the end of
             its output, {"type": "gone"}.
+        inherit: the server is forked from this process instead of started afresh, so that it need not import what this
+            process has imported. Only for a process with a single thread.
     """
 
     def __init__(
-        self, module: str, environment: Mapping[str, str], on_message: Callable[[dict[str, Any]], None]
+        self,
+        module: str,
+        environment: Mapping[str, str],
+        on_message: Callable[[dict[str, Any]], None],
+        inherit: bool = False,
     ) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "fault_tolerance.runtime.forkserver", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=dict(environment),
-        )
+        self._process: _Server = _forked(module, environment) if inherit else _spawned(module, environment)
         self._lock = threading.Lock()
         self._on_message = on_message
         threading.Thread(target=self._read, name="fork server", daemon=True).start()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._process.output:
             self._on_message(json.loads(line))
         self._on_message({"type": "gone"})
 
     def _tell(self, command: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        try:
-            with self._lock:
-                self._process.stdin.write(json.dumps(command).encode() + b"\n")
-                self._process.stdin.flush()
-        except (BrokenPipeError, ValueError):
-            pass  # it is gone, and its workers with it: the reader says so
+        with self._lock, contextlib.suppress(BrokenPipeError, ValueError):  # it is gone: the reader says so
+            self._process.input.write(json.dumps(command).encode() + b"\n")
+            self._process.input.flush()
 
     def start(self, tasks: Sequence[Task]) -> None:
         """Forks one worker per task."""
@@ -60,15 +61,72 @@ class ForkServerClient:
         self._tell({"type": "kill", "tasks": None if names is None else list(names), "signal": int(number)})
 
     def close(self, patience: float) -> None:
-        """Ends the server and with it every worker; returns once it is gone (at the latest after `patience` s, killed)."""
-        assert self._process.stdin is not None
-        try:
-            with self._lock:
-                self._process.stdin.close()
-        except BrokenPipeError:
-            pass
-        try:
-            self._process.wait(patience)
-        except subprocess.TimeoutExpired:
+        """Ends the server and every worker; returns once it is gone, killed after `patience` seconds."""
+        with self._lock, contextlib.suppress(BrokenPipeError):
+            self._process.input.close()
+        if not self._process.wait(patience):
             self._process.kill()
-            self._process.wait()
+            self._process.wait(None)
+
+
+class _Server:
+    """A server process by its pid and pipes; this process is its parent and the only one to reap it."""
+
+    def __init__(self, pid: int, to_server: int, from_server: int) -> None:
+        self.pid = pid
+        self.input = os.fdopen(to_server, "wb")
+        self.output = os.fdopen(from_server, "rb")
+        self._reaped = False
+
+    def wait(self, timeout: float | None) -> bool:
+        """Whether it has ended within `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._reaped:
+            self._reaped = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+            if not self._reaped:
+                if deadline is not None and time.monotonic() > deadline:
+                    return False
+                time.sleep(0.005)
+        return True
+
+    def kill(self) -> None:
+        if not self._reaped:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _pipes() -> tuple[int, int, int, int]:
+    """(server's stdin, ours to it, ours from it, server's stdout)."""
+    return (*os.pipe(), *os.pipe())
+
+
+def _spawned(module: str, environment: Mapping[str, str]) -> _Server:
+    server_in, to_server, from_server, server_out = _pipes()
+    command = [sys.executable, "-m", "fault_tolerance.runtime.forkserver", module]
+    actions = [(os.POSIX_SPAWN_DUP2, server_in, 0), (os.POSIX_SPAWN_DUP2, server_out, 1)]
+    pid = os.posix_spawn(sys.executable, command, dict(environment), file_actions=actions)
+    os.close(server_in)
+    os.close(server_out)
+    return _Server(pid, to_server, from_server)
+
+
+def _forked(module: str, environment: Mapping[str, str]) -> _Server:
+    assert threading.active_count() == 1, "a process with threads must not fork"
+    server_in, to_server, from_server, server_out = _pipes()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(to_server)
+            os.close(from_server)
+            os.dup2(server_in, 0)
+            os.dup2(server_out, 1)
+            os.environ.update(environment)
+            forkserver.main(module)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    os.close(server_in)
+    os.close(server_out)
+    return _Server(pid, to_server, from_server)

@@ -9,6 +9,7 @@ Run as `python -m fault_tolerance.runtime.forkserver MODULE`, MODULE.run(task: d
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -130,20 +131,19 @@ class ForkServer:
             self._kill(None, signal.SIGKILL)
             deadline = time.monotonic() + 10
             while self._children and time.monotonic() < deadline:
-                try:
+                with contextlib.suppress(OSError):  # the launcher no longer reads
                     self._reap()
-                except OSError:  # the launcher no longer reads
-                    pass
                 time.sleep(0.01)
 
 
-def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the launcher decides
+def main(module: str) -> None:
+    """Serves until stdin ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # a signal to the process group: the launcher decides
     die_with_parent(os.getppid())
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    module = importlib.import_module(sys.argv[1])
-    ForkServer(module).serve()
+    ForkServer(importlib.import_module(module)).serve()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
+    os._exit(0)

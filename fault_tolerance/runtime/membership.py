@@ -1,4 +1,4 @@
-"""A worker's view of the membership: a thread that listens, acknowledges and beats, and what the main thread asks of it.
+"""A worker's view of the membership: a thread that listens, acknowledges and beats; the main thread's questions.
 
 The main thread never blocks where a notice could not wake it: all its waits go through one condition variable that the
 thread, and the callbacks of collectives, notify. What the controller calls off (evicted, stopped, gone) ends the
@@ -90,12 +90,15 @@ class Membership:
         while True:
             if time.monotonic() - last_beat >= self.deadlines.heartbeat_interval:
                 last_beat = time.monotonic()
-                self.send({"type": "heartbeat", "phase": self._phase, "progress": self._progress})
+                self._beat()
             messages = self._connection.receive(self.deadlines.heartbeat_interval)
             if messages is None:
                 self._leave(EXIT_FENCED, "the controller is gone")
             for message in messages or ():
                 self._on_message(message)
+
+    def _beat(self) -> None:
+        self.send({"type": "heartbeat", "phase": self._phase, "progress": self._progress})
 
     def _on_message(self, message: Message) -> None:
         kind = message["type"]
@@ -148,9 +151,14 @@ class Membership:
         self.send({"type": "event", "kind": kind, "fields": fields})
 
     def progress(self, phase: str) -> None:
-        """The main thread lives and is in `phase`; only in "compute" may it be called stuck."""
-        self._phase = phase
+        """The main thread lives and is in `phase`; only in "compute" may it be called stuck.
+
+        A change of phase is told at once, so that a failure can name the phase that it struck.
+        """
         self._progress += 1
+        if phase != self._phase:
+            self._phase = phase
+            self._beat()
 
     def ready(self) -> Generation:
         """This worker can train; returns the first generation once every worker can."""
