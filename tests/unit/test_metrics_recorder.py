@@ -107,7 +107,7 @@ def test_a_failure_that_nothing_explained_is_still_told(tmp_path: Path) -> None:
     run, stream = recorder(tmp_path, config("spare"))
     run.start()
     run.event("failure", step=1, groups=[0, 1], phase="commit")
-    run.finish({})
+    assert run.finish({"weights_sha256": "ab"})["masked_failures"] == 2
     assert "groups 0, 1 lost in commit, step 1\n" in stream.getvalue()
 
 

@@ -165,7 +165,9 @@ class RunRecorder:
                 return self._summary
             self._tell_pending()
             self.event("end", step=self._accounting.steps - 1, groups=[])
-            if "weights_sha256" not in final:
+            if "weights_sha256" in final:
+                self._accounting.replan()  # deaths in the last moments, which the run did without
+            else:
                 self._accounting.give_up()
             self._summary = self._sum_up(final)
             try:
