@@ -13,11 +13,29 @@ they hold all units of those types only if each holds more. That gives the next 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from fault_tolerance.placement import Placement
 
 FAR = 1 << 60
+
+
+class Search:
+    """What the searches of one `place` know: prices (potentials) that last, and the latest distances and ways back.
+
+    Attributes:
+        type_price, host_price: potentials, 0 or below; groups with room have 0.
+        type_dist, host_dist: distance from the wanted types in the latest search; FAR where it did not look.
+        type_from: the group through which a type was reached; host_from: the type through which a group was.
+        gates: types that the latest search reached; the last one before a group with room is among them.
+    """
+
+    def __init__(self, groups: int) -> None:
+        self.type_price, self.host_price = [0] * groups, [0] * groups
+        self.type_from, self.host_from = [-1] * groups, [-1] * groups
+        self.type_dist: list[int] = []
+        self.host_dist: list[int] = []
+        self.gates: list[int] = []
 
 
 class Flow:
@@ -132,15 +150,14 @@ class Flow:
 
     def _place_within(self, wanted: dict[int, int]) -> int:
         """Place all wanted units within `capacity`; 0, or the next capacity worth trying."""
-        groups = self.placement.groups
-        type_price, host_price = [0] * groups, [0] * groups
+        search = Search(self.placement.groups)
         if not self.room:
-            self._place_directly(wanted, type_price)
+            self._place_directly(wanted, search.type_price)
         while wanted:
-            bound, host_dist = self._raise_prices(wanted, type_price, host_price)
+            bound = self._raise_prices(wanted, search)
             if bound:
                 return bound
-            self._send(wanted, type_price, host_price, host_dist)
+            self._send(wanted, search)
         return 0
 
     def _place_directly(self, wanted: dict[int, int], type_price: list[int]) -> None:
@@ -162,16 +179,16 @@ class Flow:
             else:
                 del wanted[kind]
 
-    def _raise_prices(
-        self, wanted: Mapping[int, int], type_price: list[int], host_price: list[int]
-    ) -> tuple[int, list[int]]:
+    def _raise_prices(self, wanted: Mapping[int, int], search: Search) -> int:
         """Dijkstra from all wanted types to the nearest group with room; prices rise so that the way there costs 0.
 
-        Returns 0, or the next capacity worth trying where no such group can be reached; and the distance of each group
-        (FAR where it lies beyond the nearest one with room).
+        Returns 0, or the next capacity worth trying where no such group can be reached.
         """
         at, load, capacity, live_hosts = self.at, self.load, self.capacity, self.live_hosts
-        type_dist, host_dist = [FAR] * len(load), [FAR] * len(load)
+        type_price, host_price = search.type_price, search.host_price
+        type_from, host_from = search.type_from, search.host_from
+        type_dist = search.type_dist = [FAR] * len(load)
+        host_dist = search.host_dist = [FAR] * len(load)
         for kind in wanted:
             type_dist[kind] = 0
         type_queues: dict[int, list[int]] = {0: list(wanted)}
@@ -201,6 +218,7 @@ class Flow:
                         reach -= 1
                     if reach < nearest and reach < host_dist[host]:
                         host_dist[host] = reach
+                        host_from[host] = kind
                         if load[host] < capacity:
                             nearest = reach
                         elif reach == distance:
@@ -210,7 +228,6 @@ class Flow:
                         else:
                             host_queues[reach] = [host]
             if nearest == distance:
-                settled_types = [kind for kind in settled_types if type_dist[kind] < distance]
                 break
             for host in hosts:
                 if host_dist[host] != distance:
@@ -224,95 +241,110 @@ class Flow:
                         reach -= 1
                     if reach < type_dist[kind]:
                         type_dist[kind] = reach
+                        type_from[kind] = host
                         if reach in type_queues:
                             type_queues[reach].append(kind)
                         else:
                             type_queues[reach] = [kind]
         if nearest == FAR:
-            return -(-len(settled_types) * self.supply // len(settled_hosts)), host_dist
+            return -(-len(settled_types) * self.supply // len(settled_hosts))
         distance = nearest
         for kind in settled_types:
             type_price[kind] += type_dist[kind] - distance
         for host in settled_hosts:
             host_price[host] += host_dist[host] - distance
-        return 0, host_dist
+        search.gates = settled_types
+        return 0
 
-    def _send(
-        self, wanted: dict[int, int], type_price: list[int], host_price: list[int], host_dist: list[int]
-    ) -> None:
-        """Send as many wanted units as possible along edges of reduced cost 0, depth first.
+    def _send(self, wanted: dict[int, int], search: Search) -> None:
+        """Send as many wanted units as possible along edges of reduced cost 0.
 
-        A type or group that was left without success leads to no group with room, now or later at this price, and
-        stays marked; those on a successful path are unmarked.
+        Paths are sought backward, from a type next to a group with room to a wanted type. What was left without success
+        leads back to no wanted type, now or later at this price, and stays marked; a successful path is unmarked.
         """
-        seen_types, seen_hosts = bytearray(len(self.load)), bytearray(len(self.load))
-        for kind in list(wanted):
-            while wanted[kind]:
-                path = self._find_path(kind, type_price, host_price, host_dist, seen_types, seen_hosts)
-                if not path:
+        load, capacity = self.load, self.capacity
+        seen_types, seen_hosts = bytearray(len(load)), bytearray(len(load))
+        for gate in search.gates:
+            price = search.type_price[gate]
+            room = self.room.get(gate)
+            if price != -1 and not (price == 0 and room):
+                continue
+            for host in self.live_hosts[gate]:
+                while load[host] < capacity and price == (0 if room and host in room else -1):
+                    if seen_types[gate]:
+                        break
+                    path = self._find_path(gate, wanted, search, seen_types, seen_hosts)
+                    if not path:
+                        break
+                    source = path[-1][1]
+                    sent = self._send_along([*reversed(path[1:]), (host, gate)], wanted[source])
+                    wanted[source] -= sent
+                    if not wanted[source]:
+                        del wanted[source]
+                        if not wanted:
+                            return
+                    for between, kind in path:
+                        seen_hosts[between] = seen_types[kind] = 0
+                if seen_types[gate]:
                     break
-                sent = self._send_along(path, wanted[kind])
-                wanted[kind] -= sent
-                for host, other in path:
-                    seen_hosts[host] = seen_types[other] = 0
-            if not wanted[kind]:
-                del wanted[kind]
 
     def _find_path(
         self,
-        source: int,
-        type_price: list[int],
-        host_price: list[int],
-        host_dist: list[int],
+        gate: int,
+        wanted: Mapping[int, int],
+        search: Search,
         seen_types: bytearray,
         seen_hosts: bytearray,
     ) -> list[tuple[int, int]]:
-        """A path of reduced cost 0 from a type to a group with room as [(group, type put there), ...]; else empty."""
-        at, load, capacity, live_hosts = self.at, self.load, self.capacity, self.live_hosts
-        if seen_types[source]:
-            return []
-        seen_types[source] = 1
-        path: list[tuple[int, int]] = []
-        kinds = [source]
-        hosts_left = [iter(live_hosts[source])]
-        types_left = []
-        while kinds:
-            kind = kinds[-1]
+        """The way back from a type to a wanted one along edges of reduced cost 0; empty if there is none.
+
+        Returns [(gate's place holder, gate), (group, type put there), ...]; each group gives up a unit of the type
+        before it.
+        """
+        stacks = self.placement.stacks
+        type_price, host_price = search.type_price, search.host_price
+        type_dist, host_dist = search.type_dist, search.host_dist
+        seen_types[gate] = 1
+        path = [(gate, gate)]
+        if gate in wanted:
+            return path
+        hosts_left = [iter((search.type_from[gate], *self.live_hosts[gate]))]
+        types_left: list[Iterator[int]] = []
+        hosts: list[int] = []
+        while path:
+            kind = path[-1][1]
             price = type_price[kind]
-            room = self.room.get(kind)
             for host in hosts_left[-1]:
-                to_host = host_price[host]
-                if to_host != price and to_host != price + 1:
+                if seen_hosts[host] or host_dist[host] == FAR or kind not in self.at[host]:
                     continue
-                if seen_hosts[host] or to_host != price + (0 if room and host in room else 1):
+                over = self.over.get(host)
+                if host_price[host] != price + (1 if over and kind in over else 0):
                     continue
-                if load[host] < capacity:
-                    path.append((host, kind))
-                    return path
-                if host_dist[host] == FAR:
-                    continue  # farther away than the nearest group with room
                 seen_hosts[host] = 1
-                path.append((host, kind))
-                types_left.append(iter(at[host]))
+                hosts.append(host)
+                types_left.append(iter((search.host_from[host], *stacks[host])))
                 break
             else:
-                kinds.pop()
+                path.pop()
                 hosts_left.pop()
-            while types_left and len(types_left) == len(kinds):
-                host = path[-1][0]
+            if types_left and len(types_left) == len(path):
+                host = hosts[-1]
                 price = host_price[host]
-                over = self.over.get(host)
                 for other in types_left[-1]:
-                    if seen_types[other] or type_price[other] != price - (1 if over and other in over else 0):
+                    if seen_types[other] or type_dist[other] == FAR:
+                        continue
+                    room = self.room.get(other)
+                    if type_price[other] != price - (0 if room and host in room else 1):
                         continue
                     seen_types[other] = 1
-                    kinds.append(other)
-                    hosts_left.append(iter(live_hosts[other]))
+                    path.append((host, other))
+                    if other in wanted:
+                        return path
+                    hosts_left.append(iter((search.type_from[other], *self.live_hosts[other])))
                     break
                 else:
                     types_left.pop()
-                    path.pop()
-                    break
+                    hosts.pop()
         return []
 
     def _send_along(self, path: list[tuple[int, int]], amount: int) -> int:
