@@ -128,7 +128,7 @@ def test_a_full_disk_stops_wandb_and_not_the_caller(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # as a disk with 4 KiB per file left
     try:
-        sink = WandbSink(config(), tmp_path, warnings.append, finish_seconds=15.0)
+        sink = WandbSink(config(), tmp_path, warnings.append, finish_seconds=6.0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     begin = time.monotonic()
