@@ -28,6 +28,8 @@ from trainer.cli_files import store_files
 CONFIG_MODULE = "conf"
 USER_ERROR = 2
 """Exit status of a mistake that the user can mend."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells give it."""
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, ValueError, AttributeError, AssertionError)
 """What `compose` raises for mistakes in overrides and files; the last two come from a mapping set onto null."""
@@ -44,7 +46,11 @@ def entry_point(config_name: str) -> Callable[[Main], Callable[..., NoReturn]]:
 
     def decorate(main: Main) -> Callable[..., NoReturn]:
         def program(argv: Sequence[str] | None = None) -> NoReturn:
-            sys.exit(_run(config_name, main, sys.argv[1:] if argv is None else list(argv)))
+            try:
+                status = _run(config_name, main, sys.argv[1:] if argv is None else list(argv))
+            except KeyboardInterrupt:
+                status = INTERRUPTED
+            sys.exit(status)
 
         program.__doc__ = main.__doc__
         program.__name__ = main.__name__

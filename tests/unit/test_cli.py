@@ -87,6 +87,16 @@ def test_a_bug_keeps_its_traceback() -> None:
         broken([])
 
 
+def test_ctrl_c_is_status_130_without_a_traceback() -> None:
+    @entry_point("config")
+    def interrupted(cfg: DictConfig) -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as stop:
+        interrupted([])
+    assert stop.value.code == 130
+
+
 def test_status_of_main_is_the_exit_status() -> None:
     assert call("seed=0") == 0
     assert call("seed=5") == 5
