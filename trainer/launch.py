@@ -48,7 +48,7 @@ class Launcher:
         self.config = config
         self.folder = RunFolder(Path(config.run_dir).absolute())
         self.deadlines = Deadlines(config.fault_tolerance.timeout_seconds)
-        self.happenings: queue.Queue[Happening] = queue.Queue()
+        self.happenings: queue.SimpleQueue[Happening] = queue.SimpleQueue()
         self.local = config.launch.mode == "local"
         self.forkserver: ForkServerClient | None = None
         self.catalog = Catalog(config.checkpoint.dir or self.folder.checkpoints)
