@@ -17,11 +17,11 @@ import time
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from trainer.config import DataConfig
-
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Command line; options of the corpus are named as in the trainer's `data` group."""
+    from trainer.config import DataConfig
+
     defaults = DataConfig()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     corpus = parser.add_argument_group("corpus")
@@ -59,6 +59,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Run; exit status 2 for an option that does not fit, 130 after an interrupt."""
     options = parse(arguments)
+    # Here, since each worker process imports this file.
+    from trainer.config import DataConfig
     from trainer.data.tokenize_corpus import tokenize_corpus
 
     corpus = ("source", "paths", "name", "split", "column", "subset", "revision", "tokenizer", "bpe_vocab_size")

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 PIECE_BYTES = 1 << 20
 """A document above this is encoded in pieces, cut at line ends."""
-STDLIB_LIMIT_BYTES = 16 << 20
+STDLIB_LIMIT_BYTES = 8 << 20
 """Bound on data=python_stdlib, so that the first preparation stays short."""
 _STDLIB_SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings"}
 

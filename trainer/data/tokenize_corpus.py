@@ -19,10 +19,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.config import DataConfig
 from trainer.data import cache, tokenizer
 from trainer.data.encoders import Encoder, load
 from trainer.data.megatron import index_dtype, write_index
@@ -30,6 +30,9 @@ from trainer.data.prepare import Advance, make_encoder, open_source, progress_ba
 from trainer.data.sources import Part, Source
 from trainer.data.token_files import Description
 from trainer.data.writer import TokenWriter, dtype_of, encode_part
+
+if TYPE_CHECKING:
+    from trainer.config import DataConfig
 
 PART_BYTES = 8 << 20
 """Text per part: what an interruption costs each worker at most."""
