@@ -35,6 +35,8 @@ class Method:
     """cyclic or partition."""
     duplicates: bool = False
     """spare with shards: survivors compute the first S types of their stack, whoever else does so too."""
+    solver: str = "incremental"
+    """RECTLR solver of spare: incremental or networkx."""
     title: str = ""
     """Name for tables and plots."""
 
@@ -80,6 +82,7 @@ class Case:
             micro_batches=self.micro_batches if method.granularity == "micro_batch" else 1,
             granularity=method.granularity,
             placement=method.placement,
+            solver=method.solver,
             duplicates=method.duplicates,
         )
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fault_tolerance.cluster import ClusterProfile
-from fault_tolerance.simulation.cases import METHODS, Case
-from fault_tolerance.simulation.sweep import Job, Point, best_of
+from fault_tolerance.simulation.sweep import Point, best_of
 
 
 @dataclass(frozen=True)
@@ -31,36 +29,6 @@ PAPER: dict[tuple[str, int], Published] = {
     ("spare", 1000): Published(2.34, 9, 0.9654),
 }
 """(method, groups) -> the paper's row."""
-
-
-def redundancy_jobs(
-    cluster: ClusterProfile,
-    groups: Sequence[int],
-    redundancies: Sequence[int],
-    methods: Sequence[str],
-    seeds: int,
-    micro_batches: int,
-    options: dict[str, object],
-) -> list[Job]:
-    """Every method at every size and redundancy; CKPT-only once per size. Sizes that do not fit are left out.
-
-    Raises:
-        ValueError: an unknown method.
-    """
-    if unknown := sorted(set(methods) - set(METHODS)):
-        raise ValueError(f"sweep.methods: {unknown[0]} is unknown: choose among {', '.join(METHODS)}")
-    jobs = []
-    for count in groups:
-        for name in methods:
-            method = METHODS[name]
-            for redundancy in [1] if method.backend == "ckpt" else redundancies:
-                if redundancy > count or (method.placement == "partition" and count % redundancy):
-                    continue
-                jobs += [
-                    (name, Case(cluster, count, method, redundancy, seed, micro_batches, options=options))
-                    for seed in range(seeds)
-                ]
-    return jobs
 
 
 @dataclass(frozen=True)
