@@ -54,6 +54,7 @@ class Launcher:
         self.catalog = Catalog(config.checkpoint.dir or self.folder.checkpoints)
         self._running: dict[str, int] = {}
         self._ending = False
+        self._epoch = 0
 
     # -- the run ----------------------------------------------------------------------------------------------------
 
@@ -77,6 +78,10 @@ class Launcher:
             if self.local:
                 self._start_workers(epoch=0)
             status, final = self._supervise()
+        except Exception:
+            if recorder is not None:
+                recorder.finish({})
+            raise
         finally:
             self._ending = True
             if self.forkserver is not None:
@@ -195,9 +200,8 @@ class Launcher:
 
     # -- workers on this machine ------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _name(group: int, rank: int) -> str:
-        return f"group {group} rank {rank}"
+    def _name(self, group: int, rank: int) -> str:
+        return f"group {group} rank {rank} of epoch {self._epoch}"
 
     def _environment(self) -> dict[str, str]:
         environment = dict(os.environ)
@@ -207,6 +211,7 @@ class Launcher:
 
     def _start_workers(self, epoch: int) -> None:
         assert self.forkserver is not None
+        self._epoch = epoch
         parallel = self.config.parallel
         shared: Task = {
             "epoch": epoch,
@@ -239,9 +244,10 @@ class Launcher:
     def _worker_ended(self, task: str, pid: int, status: int) -> None:
         if self._ending or status == 0:
             return
-        words = task.split()
+        place, _, epoch = task.partition(" of epoch ")
+        _, group, _, rank = place.split()
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        self._soon(self.controller.group_died, int(words[1]), f"rank {words[3]} (process {pid}) {how}")
+        self._soon(self.controller.worker_ended, int(group), int(epoch), f"rank {rank} (process {pid}) {how}")
 
     def _write_processes(self) -> None:
         scratch = self.folder.processes.with_suffix(".new")

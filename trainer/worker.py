@@ -200,7 +200,12 @@ def _device(config: Config, identity: Identity) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ValueError("device=cuda: torch sees no CUDA device; use device=auto or device=cpu")
     if wanted == "cuda":
-        device = torch.device("cuda", identity.local_rank % torch.cuda.device_count())
+        if identity.local_rank >= torch.cuda.device_count():
+            raise ValueError(
+                f"device={config.device}: rank {identity.local_rank} of this machine has no GPU, torch sees "
+                f"{torch.cuda.device_count()}; start fewer ranks here or use device=cpu"
+            )
+        device = torch.device("cuda", identity.local_rank)
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")

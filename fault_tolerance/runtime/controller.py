@@ -24,6 +24,9 @@ from fault_tolerance.runtime.deadlines import Deadlines
 from fault_tolerance.runtime.generation import Generation
 from fault_tolerance.runtime.wire import MAX_LINE_BYTES, Message, decode, encode
 
+EXPLANATION_SECONDS = 0.03
+"""How long a failure's event waits for the process's exit status; recovery does not wait."""
+
 Rank = tuple[int, int]
 """(group, rank inside the group)."""
 
@@ -126,6 +129,7 @@ class Controller:
         self._committed_at_restart = -1
         self._restarts_without_progress = 0
         self._restart_from, self._restart_reason = 0, ""
+        self._untold_failures: dict[int, dict[str, Any]] = {}
         self._restart_began: float | None = None
         self._compute_seconds: deque[float] = deque(maxlen=512)
         self._server: asyncio.Server | None = None
@@ -216,9 +220,9 @@ class Controller:
         elif kind == "restart":
             self._restart(message["reason"])
         elif kind == "event":
-            self.supervisor.on_event(message["kind"], **message["fields"])
+            self._tell(message["kind"], **message["fields"])
         elif kind == "failed":
-            self.supervisor.on_event(
+            self._tell(
                 "worker_error",
                 groups=[member.group],
                 rank=member.rank,
@@ -288,7 +292,7 @@ class Controller:
         if self._restart_began is None:
             self.supervisor.on_event("start", **where)
         else:
-            self.supervisor.on_event(
+            self._tell(
                 "restart",
                 **where,
                 reason=self._restart_reason,
@@ -298,16 +302,24 @@ class Controller:
                 seconds=time.monotonic() - self._restart_began,
             )
 
-    def group_died(self, group: int, cause: str, phase: str | None = None) -> None:
+    def worker_ended(self, group: int, epoch: int, how: str) -> None:
+        """The supervisor saw a process of `group` end; it knows more of the cause than a closed connection tells."""
+        if epoch != self.epoch:
+            return
+        if group in self._untold_failures:
+            self._untold_failures[group]["cause"] = how
+            self._tell_failure(group)
+        else:
+            self._group_died(group, how)
+
+    def _group_died(self, group: int, cause: str, phase: str | None = None) -> None:
         """A process of `group` ended or must end; its whole group leaves. `phase`: what it was last heard to do."""
         if phase is None:
             phase = next((member.phase for member in self._of([group])), "unknown")
         if self.phase in (Phase.ENDED, Phase.RESTARTING):
             return
         if self.phase is Phase.FORMING:
-            self.supervisor.on_event(
-                "failure", groups=[group], step=0, phase="startup", cause=cause, generation=self.generation
-            )
+            self._note_failure(group, "startup", cause)
             self._restart(f"group {group} was lost while the groups formed: {cause}")
             return
         if group not in self._live:
@@ -317,14 +329,7 @@ class Controller:
             self._send(member, {"type": "evicted", "reason": cause})
             member.writer.close()
             del self._members[group, member.rank]
-        self.supervisor.on_event(
-            "failure",
-            groups=[group],
-            step=self._last_step + 1,
-            phase=phase,
-            cause=cause,
-            generation=self.generation,
-        )
+        self._note_failure(group, phase, cause)
         self.supervisor.evict(group, cause)
         if not self._live:
             self._restart("no group is left")
@@ -333,6 +338,29 @@ class Controller:
         else:
             self._begin_agreement([group], [f"group {group}: {cause}"])
             self._finish_if_done()
+
+    def _note_failure(self, group: int, phase: str, cause: str) -> None:
+        """Tells of a failure in a moment: a supervisor that reaps the process will have said how it ended."""
+        step = self._last_step + 1
+        self._untold_failures[group] = {
+            "groups": [group],
+            "step": step,
+            "phase": phase,
+            "cause": cause,
+            "generation": self.generation,
+        }
+        self._after(EXPLANATION_SECONDS, lambda: self._tell_failure(group))
+
+    def _tell_failure(self, group: int) -> None:
+        fields = self._untold_failures.pop(group, None)
+        if fields is not None:
+            self.supervisor.on_event("failure", **fields)
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        """An event, after the failures that led to it."""
+        for group in list(self._untold_failures):
+            self._tell_failure(group)
+        self.supervisor.on_event(kind, **fields)
 
     def _begin_agreement(self, deaths: list[int], causes: list[str]) -> None:
         now = time.monotonic()
@@ -378,7 +406,7 @@ class Controller:
         if member.done is not None:
             return
         del self._members[member.group, member.rank]
-        self.group_died(member.group, f"rank {member.rank} (process {member.pid}) is gone", member.phase)
+        self._group_died(member.group, f"rank {member.rank} (process {member.pid}) is gone", member.phase)
 
     # -- deadlines --------------------------------------------------------------------------------------------------
 
@@ -389,7 +417,7 @@ class Controller:
             for member in list(self._members.values()):
                 reason = self._overdue(member, now)
                 if reason is not None and self._members.get((member.group, member.rank)) is member:
-                    self.group_died(member.group, f"rank {member.rank} (process {member.pid}) {reason}", member.phase)
+                    self._group_died(member.group, f"rank {member.rank} (process {member.pid}) {reason}", member.phase)
             if self.phase is Phase.FORMING and now - self._forming_since > self.deadlines.startup:
                 missing = self.groups * self.ranks_per_group - sum(member.ready for member in self._members.values())
                 self._restart(f"{missing} workers were not ready within {self.deadlines.startup:.0f} s")
