@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from trainer.config import ModelConfig
+from trainer.model.linear import Linear
 from trainer.model.loss import linear_cross_entropy
 from trainer.model.norm import RMSNorm
 from trainer.model.rotary import inverse_frequencies, rotary_tables, rotate
@@ -25,21 +25,6 @@ from trainer.model.rotary import inverse_frequencies, rotary_tables, rotate
 def head_dimension(config: ModelConfig) -> int:
     """Width of an attention head."""
     return config.head_dim if config.head_dim is not None else config.hidden_size // config.heads
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a weight that lies on this rank: all of it unless tensor parallelism made it a DTensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-class Linear(nn.Linear):
-    """A linear layer without bias that computes in the dtype of its input."""
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(in_features, out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, local(self.weight).to(x.dtype))
 
 
 class Attention(nn.Module):

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from trainer.model.decoder import Decoder, DecoderLayer, Linear, local
+from trainer.model.decoder import Decoder, DecoderLayer
+from trainer.model.linear import Linear, local
 from trainer.model.loss import linear_cross_entropy
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.model.decoder import local
+from trainer.model.linear import local
 
 
 class TiedEmbedding:

@@ -1,0 +1,65 @@
+"""The linear layer: computes in the dtype of its input, on the local part of its weight, adding gradients in place.
+
+Where the weight's `.grad` is preset, the product that gives its gradient is accumulated straight into it (Megatron-LM's
+"gradient accumulation fusion"), instead of being written to memory, read again and added.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that lies on this rank: all of it unless tensor parallelism made it a DTensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class _AccumulatingLinear(torch.autograd.Function):
+    """x @ weight^T, whose backward adds to `weight.grad` itself and then runs the weight's hooks for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: nn.Parameter) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight = weight
+        return F.linear(x, local(weight))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
+        (x,) = ctx.saved_tensors
+        weight: nn.Parameter = ctx.weight
+        assert weight.grad is not None
+        rows = gradients[0].flatten(0, -2)
+        local(weight.grad).addmm_(rows.t(), x.flatten(0, -2))
+        for hook in (weight._post_accumulate_grad_hooks or {}).values():
+            hook(weight)
+        return (gradients[0] @ local(weight) if ctx.needs_input_grad[0] else None), None
+
+
+class Linear(nn.Linear):
+    """A linear layer without bias."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._accumulates(x):
+            out: Tensor = _AccumulatingLinear.apply(x, self.weight)
+            return out
+        return F.linear(x, local(self.weight).to(x.dtype))
+
+    def _accumulates(self, x: Tensor) -> bool:
+        """Whether a backward pass would find a gradient of the right kind to add to."""
+        weight = self.weight
+        return (
+            torch.is_grad_enabled()
+            and not torch.compiler.is_compiling()
+            and weight.grad is not None
+            and weight.requires_grad
+            and weight.is_leaf
+            and weight.grad.dtype == weight.dtype == x.dtype
+        )
