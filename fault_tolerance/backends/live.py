@@ -114,7 +114,7 @@ class LiveBackend:
             finally:
                 self._membership.leave_commit(self._step + 1 if passed else None)
         if not passed:
-            self._give_up_communicator()
+            self._give_up_communicator(keep_sums=True)
             self._membership.next_generation(after=self._applied.number)
             passed = self._membership.committed > self._step  # another rank passed: everyone holds the sums
             if passed:
@@ -182,14 +182,15 @@ class LiveBackend:
         counted = dict.fromkeys(kind for kind, _ in self._plan.counted_of(self._group))
         return [self._slot(kind) for kind in counted]
 
-    def _give_up_communicator(self) -> None:
+    def _give_up_communicator(self, keep_sums: bool = False) -> None:
+        """`keep_sums`: all buckets are reduced, so that whatever is still on its way writes to none of them."""
         if self._communicator is None:
             return
         was_quiet = self._communicator.is_quiet
         self._communicator.drop()
         self._communicator = None
         self._started_buckets = 0
-        if self.buckets.keep_local and not was_quiet:
+        if self.buckets.keep_local and not was_quiet and not keep_sums:
             self.buckets.renew_reduced()
 
     def _try_commit(self, check: float) -> bool:
