@@ -280,8 +280,8 @@ class Engine:
                 patch = draws["patch"].next() * verdict.patch_stacks * scenario.stack_seconds
                 self._spend("patch", patch)
                 stacks += verdict.patch_stacks
+            self._collect("recovery")
             self._timeline.add_replan(self._now, self._step, dead, verdict, detect, shrink, replan, patch)
-        self._collect("recovery")
         return stacks
 
     def _join(self) -> None:
@@ -301,8 +301,8 @@ class Engine:
             self._restart(self._now, verdict)
             return
         self._counts["joins"] += len(joined)
-        self._timeline.add(self._now, "join", self._step, sorted(joined), stacks_after=verdict.stacks_after)
         self._collect("recovery")
+        self._timeline.add(self._now, "join", self._step, sorted(joined), stacks_after=verdict.stacks_after)
 
     # --- checkpoints and restarts -----------------------------------------------------------------------------------
 
@@ -366,11 +366,11 @@ class Engine:
                 self._failures.reset(self._now)
             self._peek()
             self._policy.on_restart()
+            self._collect("restart")
             self._timeline.add_restart(self._now, self._step, self._saved_step, verdict, self._now - down_from)
             self._step = self._saved_step
             self._open_since = self._period_start = self._now
             self._give_up_if_fruitless()
-            self._collect("restart")
             if not self._pending:
                 return
             died_at = self._pending[-1][0]

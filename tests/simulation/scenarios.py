@@ -79,3 +79,5 @@ def check(result: Result) -> None:
         assert sum(event["seconds"] for event in restarts) == pytest.approx(causes["down"], abs=1e-6)
         generations = [event["generation"] for event in events]
         assert generations == sorted(generations)
+        times = [event["time"] for event in events]
+        assert times == sorted(times)
