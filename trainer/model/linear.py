@@ -20,7 +20,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 class _AccumulatingLinear(torch.autograd.Function):
-    """x @ weight^T, whose backward adds to `weight.grad` itself and then runs the weight's hooks for it."""
+    """x @ weight^T, whose backward adds to `weight.grad` itself. Autograd runs the weight's hooks all the same."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: nn.Parameter) -> Tensor:
@@ -35,8 +35,6 @@ class _AccumulatingLinear(torch.autograd.Function):
         assert weight.grad is not None
         rows = gradients[0].flatten(0, -2)
         local(weight.grad).addmm_(rows.t(), x.flatten(0, -2))
-        for hook in (weight._post_accumulate_grad_hooks or {}).values():
-            hook(weight)
         return (gradients[0] @ local(weight) if ctx.needs_input_grad[0] else None), None
 
 
