@@ -8,11 +8,12 @@ Dijkstra over reduced costs finds how far the nearest group with room is, then a
 that price, then the next price. Only what has to change is touched.
 
 When no group with room can be reached, the types and groups that the search saw prove it: those groups are full, and
-they hold all units of those types only if each holds more. That gives the next capacity worth trying (Hall's condition).
+they hold all units of those types only if each holds more. That gives the next capacity to try (Hall's condition).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
 from fault_tolerance.placement import Placement
@@ -191,8 +192,8 @@ class Flow:
         host_dist = search.host_dist = [FAR] * len(load)
         for kind in wanted:
             type_dist[kind] = 0
-        type_queues: dict[int, list[int]] = {0: list(wanted)}
-        host_queues: dict[int, list[int]] = {}
+        type_queues: defaultdict[int, list[int]] = defaultdict(list, {0: list(wanted)})
+        host_queues: defaultdict[int, list[int]] = defaultdict(list)
         settled_types: list[int] = []
         settled_hosts: list[int] = []
         distance = 0
@@ -214,6 +215,8 @@ class Flow:
                     continue
                 for host in live_hosts[kind]:
                     reach = base - host_price[host]
+                    if reach >= host_dist[host] and not room:
+                        continue
                     if room and host in room:
                         reach -= 1
                     if reach < nearest and reach < host_dist[host]:
@@ -223,10 +226,8 @@ class Flow:
                             nearest = reach
                         elif reach == distance:
                             hosts.append(host)
-                        elif reach in host_queues:
-                            host_queues[reach].append(host)
                         else:
-                            host_queues[reach] = [host]
+                            host_queues[reach].append(host)
             if nearest == distance:
                 break
             for host in hosts:
@@ -242,10 +243,7 @@ class Flow:
                     if reach < type_dist[kind]:
                         type_dist[kind] = reach
                         type_from[kind] = host
-                        if reach in type_queues:
-                            type_queues[reach].append(kind)
-                        else:
-                            type_queues[reach] = [kind]
+                        type_queues[reach].append(kind)
         if nearest == FAR:
             return -(-len(settled_types) * self.supply // len(settled_hosts))
         distance = nearest
