@@ -17,22 +17,24 @@ _BLOCK = 4096
 class _Stream:
     """Draws of one kind."""
 
-    __slots__ = ("_at", "_block", "_random", "_std")
+    __slots__ = ("_at", "_block", "_list", "_random", "_std")
 
     def __init__(self, random: np.random.Generator, std: float) -> None:
         self._random = random
         self._std = std
         self._block = np.empty(0)
+        self._list: list[float] = []
         self._at = 0
 
     def window(self, count: int) -> np.ndarray:
         """The next `count` draws, not yet used."""
-        if self._at + count > len(self._block):
-            fresh = max(_BLOCK, count)
-            drawn = 1.0 + self._std * self._random.standard_normal(fresh) if self._std else np.ones(fresh)
-            self._block = np.concatenate([self._block[self._at :], drawn])
-            self._at = 0
+        self._fill(count)
         return self._block[self._at : self._at + count]
+
+    def peek(self, count: int) -> list[float]:
+        """As `window`, as a list: cheaper than an array for a few."""
+        self._fill(count)
+        return self._list[self._at : self._at + count]
 
     def advance(self, count: int) -> None:
         """Use `count` draws of the last window."""
@@ -40,9 +42,19 @@ class _Stream:
 
     def next(self) -> float:
         """Use one draw."""
-        value = float(self.window(1)[0])
+        if self._at >= len(self._list):
+            self._fill(1)
+        value = self._list[self._at]
         self._at += 1
         return value
+
+    def _fill(self, count: int) -> None:
+        if self._at + count > len(self._list):
+            fresh = max(_BLOCK, count)
+            drawn = 1.0 + self._std * self._random.standard_normal(fresh) if self._std else np.ones(fresh)
+            self._block = np.concatenate([self._block[self._at :], drawn])
+            self._list = self._block.tolist()
+            self._at = 0
 
 
 class Draws:

@@ -14,12 +14,11 @@ from __future__ import annotations
 import heapq
 import math
 
-import numpy as np
-
 from fault_tolerance.failures import FailureProcess
 from fault_tolerance.policies.base import Plan, Policy, Replan, Restart
 from fault_tolerance.simulation.draws import Draws
 from fault_tolerance.simulation.ledger import Ledger
+from fault_tolerance.simulation.quiet import take_quiet_steps
 from fault_tolerance.simulation.result import Result
 from fault_tolerance.simulation.scenario import Scenario
 from fault_tolerance.simulation.timeline import Timeline
@@ -115,27 +114,19 @@ class Engine:
             return 0
         horizon = min(self._failure_at, self._repairs[0][0] if self._repairs else math.inf)
         due = self._save_due_at()
-        mean = plan.stacks * scenario.stack_seconds + scenario.reduce_seconds
+        compute_seconds = plan.stacks * scenario.stack_seconds
         limit = self._quiet_limit()
-        expected = (min(horizon, due) - self._now) / mean
+        expected = (min(horizon, due) - self._now) / (compute_seconds + scenario.reduce_seconds)
         count = limit if expected > limit else min(limit, int(1.1 * expected) + 4)
         if count <= 0:
             return 0
-        compute = self._draws["compute"].window(count) * (plan.stacks * scenario.stack_seconds)
-        reduce = self._draws["reduce"].window(count) * scenario.reduce_seconds
-        ends = self._now + np.cumsum(compute + reduce)
-        count = int(np.searchsorted(ends, horizon, side="left"))
-        if due < math.inf:
-            count = min(count, int(np.searchsorted(ends, due, side="left")) + 1)
-        count = min(count, len(ends))
+        durations = compute_seconds, scenario.reduce_seconds
+        count, end, reduce_seconds = take_quiet_steps(self._draws, self._now, count, durations, horizon, due)
         if count == 0:
             return 0
-        self._draws["compute"].advance(count)
-        self._draws["reduce"].advance(count)
-        reduce_seconds = float(reduce[:count].sum())
-        self._book_compute(float(ends[count - 1]) - self._now - reduce_seconds, plan.stacks)
+        self._book_compute(end - self._now - reduce_seconds, plan.stacks)
         self._ledger.step("reduce", reduce_seconds)
-        self._now = float(ends[count - 1])
+        self._now = end
         self._commit(count, plan.stacks)
         return count
 
