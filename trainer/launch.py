@@ -14,6 +14,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
@@ -36,6 +37,14 @@ Happening = tuple[str, Any]
 """What the main thread reacts to: (kind, payload)."""
 
 
+class _Stopped(BaseException):
+    """A signal came while the run was still being prepared."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
 class Launcher:
     """One run: from a checked configuration to an exit status.
 
@@ -53,6 +62,8 @@ class Launcher:
         self.forkserver: ForkServerClient | None = None
         self.catalog = Catalog(config.checkpoint.dir or self.folder.checkpoints)
         self._running: dict[str, int] = {}
+        self._unended: set[str] = set()
+        self._supervising = False
         self._ending = False
         self._epoch = 0
 
@@ -61,7 +72,7 @@ class Launcher:
     def run(self) -> int:
         """Trains; returns the exit status (0 well, 1 failed, 128 + n at signal n)."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, _: self.happenings.put(("signal", number)))
+            signal.signal(number, self._on_signal)
         self.folder.logs.mkdir(parents=True, exist_ok=True)
         configuration.save(self.config, self.folder.config)
         if self.local:
@@ -78,6 +89,8 @@ class Launcher:
             if self.local:
                 self._start_workers(epoch=0)
             status, final = self._supervise()
+        except _Stopped as stopped:
+            status, final = 128 + stopped.number, {}
         except Exception:
             if recorder is not None:
                 recorder.finish({})
@@ -87,11 +100,20 @@ class Launcher:
             if self.forkserver is not None:
                 self.forkserver.close(patience=self.deadlines.shutdown)
             self.folder.processes.unlink(missing_ok=True)
-        recorder.finish(final)
+        if recorder is not None:
+            recorder.finish(final)
         return status
+
+    def _on_signal(self, number: int, _: Any) -> None:
+        """A run that is supervised ends in order; one whose data are being prepared is simply left."""
+        if self._supervising:
+            self.happenings.put(("signal", number))
+        elif not self._ending:
+            raise _Stopped(number)
 
     def _supervise(self) -> tuple[int, dict[str, Any]]:
         """Reacts to what happens until the run ends."""
+        self._supervising = True
         while True:
             kind, payload = self.happenings.get()
             if kind == "restart":
@@ -143,11 +165,22 @@ class Launcher:
         if not self.local:
             host, port = parse_address(self.config.launch.controller or "", "launch.controller")
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(self._on_controller_error)
         threading.Thread(target=self._loop.run_forever, name="controller", daemon=True).start()
         self.controller_address = self._call_controller(self.controller.start(host, port))
 
     def _call_controller(self, call: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result(self.deadlines.timeout)
+
+    def _on_controller_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Nobody waits for what runs in the controller's loop: an error there would leave a run that waits for ever."""
+        error = context.get("exception")
+        if isinstance(error, OSError):  # a connection, or the system is out of sockets for a while
+            self.recorder.warning(f"controller: {context['message']} ({error})")
+            return
+        lines = traceback.format_exception(error) if error is not None else []
+        self.recorder.message("".join(lines).rstrip())
+        self.happenings.put(("fatal", f"the controller failed: {error or context['message']}"))
 
     def _soon(self, call: Callable[..., None], *arguments: Any) -> None:
         self._loop.call_soon_threadsafe(call, *arguments)
@@ -227,6 +260,7 @@ class Launcher:
                 local_rank = group * parallel.ranks_per_group + rank
                 own = {"name": self._name(group, rank), "log": str(self.folder.log(group, rank))}
                 tasks.append({**shared, **own, "group": group, "rank": rank, "local_rank": local_rank})
+        self._unended.update(task["name"] for task in tasks)
         self.forkserver.start(tasks)
 
     def _from_forkserver(self, message: dict[str, Any]) -> None:
@@ -238,6 +272,7 @@ class Launcher:
             self._running.pop(message["task"], None)
             self._write_processes()
             self._worker_ended(message["task"], message["pid"], message["status"])
+            self._unended.discard(message["task"])
         elif message["type"] == "gone" and not self._ending:
             self.happenings.put(("gone", None))
 
@@ -251,7 +286,8 @@ class Launcher:
 
     def _write_processes(self) -> None:
         scratch = self.folder.processes.with_suffix(".new")
-        scratch.write_text(json.dumps(self._running, indent=1), encoding="utf-8")
+        places = {task.partition(" of epoch ")[0]: pid for task, pid in self._running.items()}
+        scratch.write_text(json.dumps(places, indent=1), encoding="utf-8")
         scratch.replace(self.folder.processes)
 
     def _restart(self, epoch: int, reason: str) -> None:
@@ -266,10 +302,10 @@ class Launcher:
 
     def _await_no_worker(self) -> None:
         deadline = time.monotonic() + self.deadlines.timeout
-        while self._running and time.monotonic() < deadline:
+        while self._unended and time.monotonic() < deadline:
             time.sleep(0.005)
-        if self._running:
-            raise RuntimeError(f"workers live on after SIGKILL: {', '.join(self._running)}")
+        if self._unended:
+            raise RuntimeError(f"workers live on after SIGKILL: {', '.join(sorted(self._unended))}")
 
 
 def threads_per_worker(config: Config) -> int:

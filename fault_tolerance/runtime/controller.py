@@ -141,12 +141,15 @@ class Controller:
         """Listens; returns the address. Workers of epoch 0 may say hello from now on."""
         self._resume_message = self._resume()
         self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_LINE_BYTES, backlog=4096)
-        self._tasks.add(asyncio.create_task(self._watch()))
+        watch = asyncio.create_task(self._watch())
+        watch.add_done_callback(self._watch_ended)
+        self._tasks.add(watch)
         return self._server.sockets[0].getsockname()[:2]
 
     async def stop(self) -> None:
         """Closes every connection; workers that live on see the end of the stream and leave."""
         self.phase = Phase.ENDED
+        self._tell_failures()
         for task in self._tasks:
             task.cancel()
         if self._server is not None:
@@ -160,7 +163,10 @@ class Controller:
             while line := await reader.readline():
                 message = decode(line)
                 if member is None:
-                    member = self._hello(message, writer)
+                    try:
+                        member = self._hello(message, writer)
+                    except (KeyError, TypeError) as error:
+                        raise ValueError(f"a stranger at the door: {error!r}") from error
                     if member is None:
                         break
                 elif self._members.get((member.group, member.rank)) is not member:
@@ -178,7 +184,7 @@ class Controller:
 
     def _hello(self, message: Message, writer: asyncio.StreamWriter) -> Member | None:
         group, rank = int(message["group"]), int(message["rank"])
-        refusal = None
+        refusal, retry = None, False
         if not (0 <= group < self.groups and 0 <= rank < self.ranks_per_group):
             refusal = f"group {group} rank {rank} does not exist in {self.groups} groups of {self.ranks_per_group}"
         elif message["fingerprint"] != self.fingerprint:
@@ -187,10 +193,11 @@ class Controller:
             refusal = f"epoch {message['epoch']} is over"
         elif self.phase is not Phase.FORMING:
             refusal = f"the run is {self.phase.value}; a group comes back at the next global restart"
+            retry = self.phase is not Phase.ENDED
         elif (group, rank) in self._members:
             refusal = f"group {group} rank {rank} is already here"
+            retry = True  # perhaps the end of its former process has not been noticed yet
         if refusal is not None:
-            retry = self.phase in (Phase.RUNNING, Phase.AGREEING, Phase.RESTARTING)
             writer.write(encode({"type": "refused", "reason": refusal, "retry": retry}))
             return None
         now = time.monotonic()
@@ -358,9 +365,12 @@ class Controller:
 
     def _tell(self, kind: str, **fields: Any) -> None:
         """An event, after the failures that led to it."""
+        self._tell_failures()
+        self.supervisor.on_event(kind, **fields)
+
+    def _tell_failures(self) -> None:
         for group in list(self._untold_failures):
             self._tell_failure(group)
-        self.supervisor.on_event(kind, **fields)
 
     def _begin_agreement(self, deaths: list[int], causes: list[str]) -> None:
         now = time.monotonic()
@@ -411,9 +421,13 @@ class Controller:
     # -- deadlines --------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
+        interval = self.deadlines.heartbeat_interval
         while True:
-            await asyncio.sleep(self.deadlines.heartbeat_interval)
+            began = time.monotonic()
+            await asyncio.sleep(interval)
             now = time.monotonic()
+            if now - began > 2 * interval:
+                self._forgive(now - began - interval, now)
             for member in list(self._members.values()):
                 reason = self._overdue(member, now)
                 if reason is not None and self._members.get((member.group, member.rank)) is member:
@@ -421,6 +435,20 @@ class Controller:
             if self.phase is Phase.FORMING and now - self._forming_since > self.deadlines.startup:
                 missing = self.groups * self.ranks_per_group - sum(member.ready for member in self._members.values())
                 self._restart(f"{missing} workers were not ready within {self.deadlines.startup:.0f} s")
+
+    def _forgive(self, pause: float, now: float) -> None:
+        """This process itself stood still for `pause` seconds: nobody is to be blamed for having been unheard."""
+        for member in self._members.values():
+            member.last_seen = min(now, member.last_seen + pause)
+            member.progress_at = min(now, member.progress_at + pause)
+        if self._agreement is not None:
+            self._agreement.started = min(now, self._agreement.started + pause)
+        self._forming_since = min(now, self._forming_since + pause)
+
+    @staticmethod
+    def _watch_ended(watch: asyncio.Task[None]) -> None:
+        if not watch.cancelled() and (error := watch.exception()) is not None:
+            watch.get_loop().call_exception_handler({"message": "the watch over deadlines ended", "exception": error})
 
     def _overdue(self, member: Member, now: float) -> str | None:
         if member.done is not None:
@@ -476,6 +504,7 @@ class Controller:
     def _fatal(self, reason: str) -> None:
         if self.phase is not Phase.ENDED:
             self.phase = Phase.ENDED
+            self._tell_failures()
             self._broadcast({"type": "stop", "reason": "the run ended"})
             self.supervisor.fatal(reason)
 
@@ -499,6 +528,7 @@ class Controller:
             and all(member.done is not None for member in members)
         ):
             self.phase = Phase.ENDED
+            self._tell_failures()
             self._broadcast({"type": "bye"})
             self.supervisor.finished(
                 {member.group: member.done for member in members if member.rank == 0 and member.done}

@@ -40,7 +40,8 @@ class ForkServerClient:
         self._process: _Server = _forked(module, environment) if inherit else _spawned(module, environment)
         self._lock = threading.Lock()
         self._on_message = on_message
-        threading.Thread(target=self._read, name="fork server", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="fork server", daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         for line in self._process.output:
@@ -61,12 +62,16 @@ class ForkServerClient:
         self._tell({"type": "kill", "tasks": None if names is None else list(names), "signal": int(number)})
 
     def close(self, patience: float) -> None:
-        """Ends the server and every worker; returns once it is gone, killed after `patience` seconds."""
+        """Ends the server and every worker; returns once it is gone, killed after `patience` seconds.
+
+        Nothing is told to `on_message` afterwards.
+        """
         with self._lock, contextlib.suppress(BrokenPipeError):
             self._process.input.close()
         if not self._process.wait(patience):
             self._process.kill()
             self._process.wait(None)
+        self._reader.join(patience)
 
 
 class _Server:
