@@ -93,7 +93,8 @@ class CheckpointWriter:
     def prepare(self, part: int, parts: int, state: dict[str, Tensor]) -> None:
         """Make the staging memory in the background, so that the first save stalls no longer than the others."""
         if self.asynchronous and self.wait():
-            self._start(lambda: self._buffers.reserve(self._share(part, parts, state)), step=0)
+            share = self._share(part, parts, state)
+            self._start(lambda: self._reserve(share), step=0)
 
     def save(
         self,
@@ -114,7 +115,7 @@ class CheckpointWriter:
         if not self.wait(self.patience_seconds):
             running_step, since = self._running or (0, began)
             reason = f"the save of step {running_step} has been running for {began - since:.0f} s"
-            self._report(step, generation, "failed", reason=f"skipped, since {reason}")
+            self._report(step, generation, "failed", time.perf_counter() - began, reason=f"skipped, since {reason}")
             self.poll()
             return
         share = self._share(part, parts, state)
@@ -160,10 +161,16 @@ class CheckpointWriter:
         self._thread = threading.Thread(target=work, name=f"checkpoint-{step}", daemon=True)
         self._thread.start()
 
+    def _reserve(self, share: dict[str, Tensor]) -> None:
+        try:
+            self._buffers.reserve(share)
+        except (MemoryError, OSError, RuntimeError) as error:  # the first save will say so too, as an event
+            log.error("no memory to stage checkpoints: %s", explain(error))
+
     def _write(self, save: _Save, staging_error: Exception | None) -> None:
         try:
             self._tidy(save)
-            self._ranks.together(lambda: _raise_if(staging_error))
+            self._agree(save, staging_error)
             folder = self._ranks.together(lambda: self.catalog.begin(save.step, save.generation, save.part))[0]
             files = write_part(folder, save.share, self._ranks, self._stage)
             if self._ranks.rank == 0:
@@ -175,6 +182,15 @@ class CheckpointWriter:
             if self._ranks.rank == 0:
                 self._give_up(save, str(error) if isinstance(error, PartFailed) else explain(error))
 
+    def _agree(self, save: _Save, staging_error: Exception | None) -> None:
+        """All ranks of the group are at this save and have staged it; one that skipped a save catches up here."""
+        while True:
+            steps = self._ranks.together(lambda: _ready(save.step, staging_error))
+            if len(set(steps)) == 1:
+                return
+            if save.step < max(steps):
+                raise PartFailed(f"the group's ranks are at different saves (of steps {sorted(set(steps))})")
+
     def _give_up(self, save: _Save, reason: str) -> None:
         """Report a failed save and free its disk space: without this part it can never be whole."""
         writing = self.catalog.temporary(save.step, save.generation)
@@ -184,14 +200,16 @@ class CheckpointWriter:
             free = shutil.disk_usage(self.catalog.folder).free
             reason = f"{reason} ({free / 2**20:.0f} MiB free in {self.catalog.folder})"
         remove_folder(writing)
-        self._report(save.step, save.generation, "failed", reason=reason, part=save.part)
+        seconds = time.perf_counter() - save.began
+        self._report(save.step, save.generation, "failed", seconds, reason=reason, part=save.part)
 
     def _publish(self, save: _Save, files: dict[str, Any]) -> None:
         step, generation = save.step, save.generation
         self._stage("manifest")
         self.catalog.record_part(step, generation, save.part, save.parts, files, save.extra)
         if not self.fence():
-            self._report(step, generation, "failed", reason=f"generation {generation} is over", part=save.part)
+            seconds, reason = time.perf_counter() - save.began, f"generation {generation} is over"
+            self._report(step, generation, "failed", seconds, reason=reason, part=save.part)
             return
         if not self.catalog.write_manifest(step, generation, save.parts):
             return  # another group finishes later and publishes
@@ -202,16 +220,8 @@ class CheckpointWriter:
         self._stage("pointer")
         warning = self._after(path)
         seconds = time.perf_counter() - save.began
-        self._report(
-            step,
-            generation,
-            "written",
-            path=str(path),
-            parts=save.parts,
-            seconds=seconds,
-            stall_seconds=save.stalled,
-            **warning,
-        )
+        details = {"path": str(path), "parts": save.parts, "stall_seconds": save.stalled}
+        self._report(step, generation, "written", seconds, **details, **warning)
 
     def _after(self, path: Path) -> dict[str, str]:
         """Pointer and retention; the checkpoint is safe whatever happens here."""
@@ -233,7 +243,7 @@ class CheckpointWriter:
         self._previous = (save.generation, save.step)
         if self._ranks.rank == 0:
             for step, message in self.catalog.remove_stale(save.generation, before):
-                self._report(step, save.generation, "failed", reason=message)
+                self._report(step, save.generation, "failed", 0.0, reason=message)
 
     def _share(self, part: int, parts: int, state: dict[str, Tensor]) -> dict[str, Tensor]:
         key = (part, parts, len(state))
@@ -248,23 +258,18 @@ class CheckpointWriter:
             self._hook_error = error
             raise _HookRaised from error
 
-    def _report(self, step: int, generation: int, status: str, **details: Any) -> None:
-        event = {
-            "event": "checkpoint",
-            "step": step,
-            "generation": generation,
-            "groups": [self.group],
-            "status": status,
-        }
+    def _report(self, step: int, generation: int, status: str, seconds: float, **details: Any) -> None:
+        event = {"event": "checkpoint", "step": step, "generation": generation, "groups": [self.group]}
         if status == "failed":
             log.error("checkpoint step %d FAILED in group %d: %s", step, self.group, details.get("reason"))
-        self._events.put(event | details)
+        self._events.put(event | {"status": status, "seconds": seconds} | details)
 
 
 class _HookRaised(Exception):
     """The phase hook raised; its exception is on its way to the caller's thread."""
 
 
-def _raise_if(error: Exception | None) -> None:
-    if error is not None:
-        raise error
+def _ready(step: int, staging_error: Exception | None) -> int:
+    if staging_error is not None:
+        raise staging_error
+    return step
