@@ -126,7 +126,7 @@ class ClusterProfile:
 
 
 def _check_number(name: str, value: object, positive: bool) -> None:
-    bound = "above 0" if positive else "at least 0"
+    bound = "above 0" if positive else "of at least 0"
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value < 0 or (positive and value == 0):  # type: ignore[arg-type, operator]
         raise ValueError(f"cluster.{name}={value}: must be a number {bound}")

@@ -31,7 +31,7 @@ from fault_tolerance.theory.survival import Array, survival_after
 METHODS = ("ckpt", "rep", "spare", "spare_micro_batch")
 """CKPT-only; replication (all r copies computed); SPARe with whole shards; SPARe with micro-batches."""
 
-_POINTS = 301
+_POINTS = 201
 """Points in time of one cycle."""
 
 
@@ -140,7 +140,7 @@ def _cycle_of(groups: int, redundancy: int, placement: str, mtbf_s: float, shape
     time = scale * (-math.log1p(-top_share)) ** (1 / shape) * np.linspace(0, 1, _POINTS) ** 2
     dead_share = -np.expm1(-((time / scale) ** shape))
     # All small k, and beyond them enough to follow a smooth distribution, each standing for its neighbours.
-    failures = np.unique(np.concatenate([np.arange(min(last, 200) + 1), np.linspace(0, last, 400).round()])).astype(int)
+    failures = np.unique(np.concatenate([np.arange(min(last, 100) + 1), np.linspace(0, last, 200).round()])).astype(int)
     borders = np.concatenate([[-0.5], (failures[1:] + failures[:-1]) / 2, [last + 0.5]])
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, groups + 1)))])
     ways = log_factorial[groups] - log_factorial[failures] - log_factorial[groups - failures]

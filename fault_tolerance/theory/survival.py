@@ -9,13 +9,12 @@ by an integral and the probabilities by exp(-N (k/N)^r).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from fault_tolerance.placement import PLACEMENTS, check_sizes, make_placement
-from fault_tolerance.rulers import find_ruler
 
 Array = npt.NDArray[np.float64]
 
@@ -74,8 +73,9 @@ def survival_after(groups: int, redundancy: int, placement: str = "cyclic") -> A
     Let p_j = k(k-1)..(k-j+1) / N(N-1)..(N-j+1) be the probability that j given groups are among the k dead. A type is
     lost with p_r, two types that share s hosts are both lost with p_(2r-s). The probability that none is lost is
     taken as the product over types of P(not lost), corrected for each pair of types by P(neither lost) over the
-    product: exact in pairs, approximate in triples. In a partition a team's types are one. Up to 16 groups, and for
-    r = 1, it is exact by enumeration. Its sum is within the sampling error of Monte Carlo (`scripts/bench_theory.py`).
+    product: exact in pairs, approximate in triples. In a partition a team's types are one. It is exact up to 16 groups
+    (all sets of dead groups) and for r = 2 (no two neighbours on the ring may be dead). Elsewhere its sum is
+    within 2 % below 50 groups and within the sampling error of Monte Carlo from 200 on (`scripts/bench_theory.py`).
 
     Args:
         placement: cyclic or partition.
@@ -93,10 +93,22 @@ def survival_after(groups: int, redundancy: int, placement: str = "cyclic") -> A
         return np.array([1.0] + [0.0] * groups)
     if groups <= _ENUMERATED:
         return _enumerate(groups, make_placement(placement, groups, redundancy).hosts)
+    if placement == "cyclic" and redundancy == 2:
+        return _no_two_neighbours(groups)
     if placement == "cyclic":
-        return _no_type_lost(groups, redundancy, groups, _shared_hosts(groups, find_ruler(groups, redundancy)))
+        return _no_type_lost(groups, redundancy, groups, _shared_hosts(groups, redundancy))
     teams = _teams(groups, redundancy)
     return _no_type_lost(groups, redundancy, teams, {0: teams - 1})
+
+
+def _no_two_neighbours(groups: int) -> Array:
+    """P(K > k) for r = 2: N/(N-k) * C(N-k, k) of the C(N, k) sets have no two neighbours on a ring of N."""
+    failures = np.arange(groups // 2 + 1)
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, groups + 1)))])
+    left = groups - failures
+    log_ways = math.log(groups) - np.log(left) + log_factorial[left] - log_factorial[left - failures]
+    log_all = log_factorial[groups] - log_factorial[left]
+    return np.concatenate([np.exp(log_ways - log_all), np.zeros(groups - groups // 2)])
 
 
 def _no_type_lost(groups: int, redundancy: int, kinds: int, sharing: dict[int, int]) -> Array:
@@ -125,13 +137,14 @@ def _no_type_lost(groups: int, redundancy: int, kinds: int, sharing: dict[int, i
     return np.where(lost >= 1 - 1e-12, 0.0, np.exp(np.minimum(log_survival, 0.0)))
 
 
-def _shared_hosts(groups: int, marks: Sequence[int]) -> dict[int, int]:
-    """For a type: with how many other types it shares how many hosts, {shared: types}."""
-    positions = np.asarray(marks)
-    differences = (positions[:, None] - positions[None, :])[~np.eye(len(positions), dtype=bool)] % groups
-    shared = np.bincount(differences, minlength=groups)[1:]
-    counts = np.bincount(shared)
-    return {int(value): int(count) for value, count in enumerate(counts) if count}
+def _shared_hosts(groups: int, redundancy: int) -> dict[int, int]:
+    """For a type: with how many other types it shares how many hosts, {shared: types}.
+
+    The r (r - 1) differences of the marks are spread over the N - 1 other types: each at most once where there is room
+    (a Golomb ruler), else as evenly as can be, which is what the placement with the fewest repeats comes close to.
+    """
+    each, more = divmod(redundancy * (redundancy - 1), groups - 1)
+    return {each: groups - 1 - more, each + 1: more}
 
 
 def _enumerate(groups: int, hosts: Iterable[Iterable[int]]) -> Array:
