@@ -92,9 +92,10 @@ class Field:
         self.x = prime
         self._top = prime ** (degree - 1)
         factors = prime_factors(self.units)
+        below = prime_factors(prime - 1)
         for low in product(range(prime), repeat=degree):
             norm = (-1) ** degree * low[0] % prime  # of x; it has to generate the units of GF(p)
-            if norm == 0 or any(pow(norm, (prime - 1) // factor, prime) == 1 for factor in prime_factors(prime - 1)):
+            if norm == 0 or any(pow(norm, (prime - 1) // factor, prime) == 1 for factor in below):
                 continue
             # x^degree = -(low[0] + low[1] x + ...); the entry c is that times c.
             self._tails = [sum((-c * digit) % prime * prime**i for i, digit in enumerate(low)) for c in range(prime)]

@@ -184,7 +184,7 @@ def _exchange(modulus: int, ruler: tuple[int, ...]) -> tuple[int, ...]:
     for index, mark in enumerate(chosen):
         differences.shift(mark, chosen[:index], 1)
     rng = random.Random(modulus * 1009 + len(ruler))
-    looks = SEARCH_STEPS * 12
+    looks = SEARCH_STEPS * 5
     while looks > 0:
         index = rng.randrange(1, len(chosen))
         mark = chosen.pop(index)
