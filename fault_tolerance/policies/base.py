@@ -41,8 +41,10 @@ class Replan:
         patch: for each survivor that has to, the units it computes now so that the step in flight is complete;
             each missing unit stands at exactly one survivor.
         patch_stacks: the longest patch of a survivor in shard types (units / micro_batches).
-        phase: which phase of RECTLR decided: 0 fixed order, 1 minimum, 2 reorder (-1: no reordering policy).
-        moves: how many assignments (types, or units) changed hosts for the steps to come.
+        phase: which phase of RECTLR decided: 0 fixed order, 1 minimum (S or the load rose, or the lost work was handed
+            out, and no survivor's own work moved), 2 reorder (-1: no reordering policy).
+        moves: how many types (micro_batch granularity: units) a group computes in the steps to come that it would not
+            have computed before.
         stacks_before, stacks_after: `Plan.stacks` before and after.
         plan: the plan of the steps to come.
     """
@@ -83,7 +85,11 @@ class Policy(Protocol):
         """All groups live, initial order; returns the first plan."""
 
     def plan_step(self, step: int) -> Plan:
-        """Plan of `step` over the live groups; the same object until the membership changes."""
+        """Plan of `step` over the live groups; the same object until the membership changes.
+
+        The step is in flight from here to `on_commit`. Asking again for the same step in between changes nothing;
+        another number begins another step, of which nobody holds anything yet.
+        """
 
     def on_failure(
         self, dead: Collection[int], computed: Mapping[int, Collection[Unit]] | None = None
@@ -94,7 +100,9 @@ class Policy(Protocol):
             dead: groups that were live until now. The order does not matter.
             computed: for each survivor the units whose gradient it holds for the step in flight. None means: each
                 survivor holds (or will hold, before it synchronises) all that was asked of it in this step, earlier
-                patches included. Between steps (no step planned, or committed) nothing is missing and the patch is empty.
+                patches included. A mapping stands for the whole of what is held, earlier patches included, and replaces
+                that assumption for the rest of the step. Between steps (no step planned, or committed) nothing is
+                missing and the patch is empty.
 
         Raises:
             ValueError: a group is unknown or already dead.
