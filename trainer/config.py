@@ -172,7 +172,14 @@ class CheckpointConfig:
     """When and where checkpoints are written."""
 
     every_steps: int = 50
-    """Steps between checkpoints; 0: none."""
+    """Steps between checkpoints; 0: steps do not count."""
+    every_seconds: float = 0.0
+    """Seconds between checkpoints; 0: seconds do not count."""
+    mtbf_seconds: float = 0.0
+    """Mean seconds between failures of the whole system; above 0: the period is planned from it, the redundancy and the
+    measured cost of a save (the paper's optimum), in place of every_seconds."""
+    restart_seconds: float = 60.0
+    """Seconds that a global restart takes, for the planned period."""
     keep: int = 2
     """Newest checkpoints that are kept."""
     asynchronous: bool = True
@@ -233,6 +240,8 @@ class FailuresConfig:
     """weibull: mean seconds between failures of the whole system."""
     shape: float = 0.78
     """weibull: shape."""
+    unit: str = "seconds"
+    """weibull: what mtbf_seconds counts, seconds of wall-clock or committed steps."""
 
 
 @dataclass

@@ -30,6 +30,7 @@ from trainer.checkpoint.catalog import Catalog
 from trainer.config import Config
 from trainer.data.prepare import prepare
 from trainer.data.prepared import PreparedData
+from trainer.failure_driver import FailureDriver
 from trainer.metrics.recorder import RunRecorder
 from trainer.run_folder import RunFolder, fingerprint
 
@@ -66,6 +67,7 @@ class Launcher:
         self._supervising = False
         self._ending = False
         self._epoch = 0
+        self._failures = FailureDriver(config, self._kill) if config.failures.kind == "weibull" else None
 
     # -- the run ----------------------------------------------------------------------------------------------------
 
@@ -214,15 +216,23 @@ class Launcher:
             label = f"group {fields['groups'][0]} rank {fields['rank']}"
             self.recorder.message("\n".join(f"[{label}] {line}" for line in fields["traceback"].rstrip().splitlines()))
         self.recorder.event(kind, **fields)
+        if self._failures is not None:
+            if kind in ("start", "restart"):
+                self._failures.begin(fields["step"])
+            elif kind == "failure":
+                self._failures.died(fields["groups"])
 
     def on_step(self, record: Message) -> None:
         self.recorder.step(record)
+        if self._failures is not None:
+            self._failures.step(record["step"] + 1)
 
     def evict(self, group: int, reason: str) -> None:
-        if self.forkserver is not None:
-            self.forkserver.kill([self._name(group, rank) for rank in range(self.config.parallel.ranks_per_group)])
+        self._kill(group)
 
     def restart(self, epoch: int, reason: str) -> None:
+        if self._failures is not None:
+            self._failures.pause()
         self.happenings.put(("restart", (epoch, reason)))
 
     def finished(self, results: dict[int, Message]) -> None:
@@ -235,6 +245,11 @@ class Launcher:
 
     def _name(self, group: int, rank: int) -> str:
         return f"group {group} rank {rank} of epoch {self._epoch}"
+
+    def _kill(self, group: int) -> None:
+        """SIGKILL to every process of a group on this machine (elsewhere its scheduler ends it)."""
+        if self.forkserver is not None:
+            self.forkserver.kill([self._name(group, rank) for rank in range(self.config.parallel.ranks_per_group)])
 
     def _environment(self) -> dict[str, str]:
         environment = dict(os.environ)

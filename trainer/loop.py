@@ -17,6 +17,7 @@ import torch
 from fault_tolerance.backends.base import Backend, Batch, Work
 from fault_tolerance.runtime.injection import Injector
 from fault_tolerance.runtime.membership import Membership
+from trainer.checkpoint.schedule import CheckpointSchedule
 from trainer.checkpoint.state import training_state
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.config import Config
@@ -25,7 +26,7 @@ from trainer.memory import memory_bytes
 from trainer.optim import apply_learning_rate, learning_rate
 from trainer.parallel.group_model import GroupModel
 
-LOSS, TOKENS, VALIDATION_LOSS, VALIDATION_TOKENS = range(4)
+LOSS, TOKENS, VALIDATION_LOSS, VALIDATION_TOKENS, CHECKPOINT_WANTED = range(5)
 """Places in the statistics that are reduced beside the gradients; losses are sums over tokens."""
 
 
@@ -58,6 +59,7 @@ class TrainingLoop:
         self.config, self.model, self.optimizer, self.data = config, model, optimizer, data
         self.backend, self.checkpoints, self.membership = backend, checkpoints, membership
         self.injector, self.first_step, self.extra = injector, first_step, extra
+        self.schedule = CheckpointSchedule(config)
         self.seconds: dict[str, float] = {}
         self.longest_compute_seconds = 0.0
         self.bad_steps = 0
@@ -69,7 +71,8 @@ class TrainingLoop:
         for step in range(self.first_step, self.config.train.steps):
             self.train_step(step)
         self.final_validation()
-        self.save_checkpoint(self.config.train.steps, last=True)
+        if self.schedule.is_on and self.first_step < self.config.train.steps:
+            self.save_checkpoint(self.config.train.steps, last=True)
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
@@ -91,7 +94,7 @@ class TrainingLoop:
         self.membership.progress("optimizer")
         with self.timed("optimizer"):
             rate, skipped = self.optimizer_step(step, norm)
-        if self.checkpoint_is_due(step + 1):
+        if self.schedule.is_due(step + 1, self.backend.buckets.reduced_statistics[CHECKPOINT_WANTED].item() > 0):
             self.save_checkpoint(step + 1)
         self.report(step, began, norm, rate, skipped)
 
@@ -108,6 +111,7 @@ class TrainingLoop:
             with self.timed("compute"):
                 statistics[LOSS] += self.model.run(blocks, on_last_backward=self.backend.overlap)
                 statistics[TOKENS] += blocks[..., 1:].numel()
+            statistics[CHECKPOINT_WANTED] += self.schedule.wants_one()
         if self.validation_is_due(step):
             with self.timed("validation"):
                 self.validate(batch)
@@ -185,21 +189,15 @@ class TrainingLoop:
 
     # -- beside the step --------------------------------------------------------------------------------------------
 
-    def checkpoint_is_due(self, step: int) -> bool:
-        """Whether the state after `step` steps is saved; the last one is saved at the end of the run."""
-        every = self.config.checkpoint.every_steps
-        return bool(every) and step % every == 0 and step < self.config.train.steps
-
     def save_checkpoint(self, step: int, last: bool = False) -> None:
         """Saves the state after `step` steps; the live groups share the work. The last one is waited for."""
-        if not self.config.checkpoint.every_steps or step == self.first_step:
-            return
         self.membership.progress("checkpoint")
         with self.timed("checkpoint"):
-            live = self.backend.live_groups
+            began, live = time.perf_counter(), self.backend.live_groups
             state = training_state(self.model.named_parameters(), self.optimizer)
             part, parts = live.index(self.membership.group), len(live)
             self.checkpoints.save(step, self.backend.generation, part, parts, state, {"step": step, **self.extra})
+            self.schedule.saved(time.perf_counter() - began)
             self.injector.at("checkpoint", step)
             if last:
                 self.checkpoints.wait()

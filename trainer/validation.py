@@ -52,6 +52,9 @@ RANGES: dict[str, tuple[float, float]] = {
     "train.log_every": (1, INFINITY),
     "train.max_bad_steps": (0, INFINITY),
     "checkpoint.every_steps": (0, INFINITY),
+    "checkpoint.every_seconds": (0, INFINITY),
+    "checkpoint.mtbf_seconds": (0, INFINITY),
+    "checkpoint.restart_seconds": (0, INFINITY),
     "checkpoint.keep": (1, INFINITY),
     "fault_tolerance.redundancy": (1, INFINITY),
     "fault_tolerance.timeout_seconds": (0.1, 86400),
@@ -74,6 +77,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "fault_tolerance.placement": ("cyclic", "partition"),
     "fault_tolerance.solver": ("incremental", "networkx"),
     "failures.kind": ("none", "trace", "weibull"),
+    "failures.unit": ("seconds", "steps"),
     "logging.wandb": ("disabled", "offline", "online"),
     "launch.mode": ("local", "controller", "worker"),
 }

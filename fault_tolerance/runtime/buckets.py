@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 ALIGNMENT = 16
 """Elements; every gradient begins at a multiple (64 bytes in fp32)."""
-STATISTICS = 5
+STATISTICS = 6
 """Sums that are reduced beside the gradients; the last place belongs to the buckets."""
 
 

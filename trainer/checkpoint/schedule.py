@@ -1,0 +1,62 @@
+"""When a checkpoint is due: every so many steps, every so many seconds, or at the planned period.
+
+Steps are counted alike everywhere. Seconds are not: a rank says in the step's statistics that it finds one due, and the
+reduced sum decides for all.
+"""
+
+from __future__ import annotations
+
+import time
+
+from fault_tolerance.theory import checkpoint_period, mean_failures_exact, mean_failures_partition
+from trainer.config import Config
+
+
+class CheckpointSchedule:
+    """Decides for one rank."""
+
+    def __init__(self, config: Config) -> None:
+        self._settings, self._last_step = config.checkpoint, config.train.steps
+        self._save_seconds = 0.0
+        self._saved_at = time.monotonic()
+        self._wipe_out_seconds = self._settings.mtbf_seconds * _failures_endured(config)
+
+    @property
+    def period_seconds(self) -> float | None:
+        """Seconds between checkpoints; None where steps alone decide.
+
+        Planned (`checkpoint.mtbf_seconds`): T_c* of the paper (`fault_tolerance.theory.checkpoint_period`) with the
+        seconds that the last save held training up; the first save, after the first step, measures them.
+        """
+        if self._settings.mtbf_seconds > 0:
+            return checkpoint_period(self._save_seconds, self._settings.restart_seconds, self._wipe_out_seconds)
+        return self._settings.every_seconds or None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this run writes checkpoints at all."""
+        settings = self._settings
+        return settings.every_steps > 0 or settings.every_seconds > 0 or settings.mtbf_seconds > 0
+
+    def wants_one(self) -> bool:
+        """Whether this rank's clock says that one is due."""
+        period = self.period_seconds
+        return period is not None and time.monotonic() - self._saved_at >= period
+
+    def is_due(self, step: int, wanted: bool) -> bool:
+        """Whether the state after `step` steps is saved; `wanted`: a rank's clock said so. The last always is."""
+        every = self._settings.every_steps
+        return step < self._last_step and (wanted or (every > 0 and step % every == 0))
+
+    def saved(self, stall_seconds: float) -> None:
+        """A save began and held training up for so long."""
+        self._save_seconds, self._saved_at = stall_seconds, time.monotonic()
+
+
+def _failures_endured(config: Config) -> float:
+    """Mean failures to a global restart: 1 for ckpt, mu(N, r) for rep and spare."""
+    settings = config.fault_tolerance
+    if settings.backend == "ckpt":
+        return 1.0
+    endured = mean_failures_partition if settings.placement == "partition" else mean_failures_exact
+    return endured(config.parallel.groups, settings.redundancy)
