@@ -80,7 +80,7 @@ class TrainingLoop:
         """One optimizer step, or none of it on any rank."""
         began = time.perf_counter()
         self.seconds, self.longest_compute_seconds = {}, 0.0
-        work: Work | None = self.backend.plan(step)
+        generation, work = self.backend.generation, self.backend.plan(step)
         committed = False
         while not committed:
             for batch in work or ():
@@ -91,6 +91,8 @@ class TrainingLoop:
                 norm = self.gradient_norm()
                 with self.timed("commit"):
                     committed = self.backend.commit(norm)
+        if self.backend.generation != generation:
+            self.schedule.group_lost()
         self.membership.progress("optimizer")
         with self.timed("optimizer"):
             rate, skipped = self.optimizer_step(step, norm)
@@ -111,7 +113,7 @@ class TrainingLoop:
             with self.timed("compute"):
                 statistics[LOSS] += self.model.run(blocks, on_last_backward=self.backend.overlap)
                 statistics[TOKENS] += blocks[..., 1:].numel()
-            statistics[CHECKPOINT_WANTED] += self.schedule.wants_one()
+            statistics[CHECKPOINT_WANTED] += self.schedule.wants_one(self.checkpoints.exists)
         if self.validation_is_due(step):
             with self.timed("validation"):
                 self.validate(batch)
@@ -197,7 +199,7 @@ class TrainingLoop:
             state = training_state(self.model.named_parameters(), self.optimizer)
             part, parts = live.index(self.membership.group), len(live)
             self.checkpoints.save(step, self.backend.generation, part, parts, state, {"step": step, **self.extra})
-            self.schedule.saved(time.perf_counter() - began)
+            self.schedule.saved(step, time.perf_counter() - began)
             self.injector.at("checkpoint", step)
             if last:
                 self.checkpoints.wait()

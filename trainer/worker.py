@@ -175,7 +175,7 @@ def train(config: Config, identity: Identity, prepared: PreparedData, membership
         asynchronous=config.checkpoint.asynchronous,
         on_event=lambda event: _forward(membership, event),
         phase_hook=lambda stage: None,
-        fence=lambda: backend.is_current,
+        fence=lambda: membership.is_member,
     )
     loop = TrainingLoop(
         config,

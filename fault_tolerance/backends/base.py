@@ -70,7 +70,3 @@ class Backend(Protocol):
     @property
     def generation(self) -> int:
         """Number of the generation that is applied."""
-
-    @property
-    def is_current(self) -> bool:
-        """False for a rank of an old generation: it must not write anything that counts."""

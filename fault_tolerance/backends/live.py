@@ -254,10 +254,6 @@ class LiveBackend:
     def generation(self) -> int:
         return self._applied.number
 
-    @property
-    def is_current(self) -> bool:
-        return not self._is_stale()
-
 
 class _Recovery:
     """Times of one recovery (a chain of them where failures nest), for the event `replan`. Seconds, monotonic."""

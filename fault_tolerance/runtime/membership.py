@@ -56,6 +56,7 @@ class Membership:
         self._unacknowledged: int | None = None
         self._phase, self._progress = "startup", 0
         self._bye = False
+        self._member = True
         self._connection.send(
             {
                 "type": "hello",
@@ -129,10 +130,16 @@ class Membership:
             self.send({"type": "acknowledge", "generation": self._unacknowledged, "committed": self._committed})
             self._unacknowledged = None
 
+    @property
+    def is_member(self) -> bool:
+        """False once this worker was evicted or stopped: nothing it writes counts."""
+        return self._member
+
     def _leave(self, status: int, reason: str) -> None:
         if self._bye:
             while True:  # the run is over: the main thread ends this process
                 time.sleep(self.deadlines.timeout)
+        self._member = False
         print(f"group {self.group} rank {self.rank} leaves: {reason}", file=sys.stderr, flush=True)
         sys.stdout.flush()
         os._exit(status)

@@ -53,6 +53,10 @@ class Catalog:
         """Folders that look like checkpoints, newest first (by step, then by attempt); nothing is checked."""
         return [path for _, path in sorted(self._matching(_FINISHED), reverse=True)]
 
+    def exists(self, step: int) -> bool:
+        """Whether a checkpoint of `step` is in place; nothing is checked."""
+        return any(key[0] == step for key, _ in self._matching(_FINISHED))
+
     def newest_verified(self) -> tuple[Path, dict[str, Any]] | None:
         """The newest checkpoint whose every file has its checksum, with its manifest; None if there is none.
 

@@ -1,12 +1,13 @@
 """When a checkpoint is due: every so many steps, every so many seconds, or at the planned period.
 
-Steps are counted alike everywhere. Seconds are not: a rank says in the step's statistics that it finds one due, and the
-reduced sum decides for all.
+Steps are counted alike everywhere. Clocks are not, nor what one rank sees of a save that a death has cut short: a rank
+says in the step's statistics that it finds one due, and the reduced sum decides for all.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from fault_tolerance.theory import checkpoint_period, mean_failures_exact, mean_failures_partition
 from trainer.config import Config
@@ -19,6 +20,8 @@ class CheckpointSchedule:
         self._settings, self._last_step = config.checkpoint, config.train.steps
         self._save_seconds = 0.0
         self._saved_at = time.monotonic()
+        self._doubtful_step: int | None = None
+        self._saved_step: int | None = None
         self._wipe_out_seconds = self._settings.mtbf_seconds * _failures_endured(config)
 
     @property
@@ -38,8 +41,16 @@ class CheckpointSchedule:
         settings = self._settings
         return settings.every_steps > 0 or settings.every_seconds > 0 or settings.mtbf_seconds > 0
 
-    def wants_one(self) -> bool:
-        """Whether this rank's clock says that one is due."""
+    def wants_one(self, exists: Callable[[int], bool]) -> bool:
+        """Whether this rank finds one due: by its clock, or since a death cost the last one a part.
+
+        Args:
+            exists: whether the checkpoint of a step is in place.
+        """
+        if self._doubtful_step is not None:
+            doubtful, self._doubtful_step = self._doubtful_step, None
+            if not exists(doubtful):
+                return True
         period = self.period_seconds
         return period is not None and time.monotonic() - self._saved_at >= period
 
@@ -48,9 +59,13 @@ class CheckpointSchedule:
         every = self._settings.every_steps
         return step < self._last_step and (wanted or (every > 0 and step % every == 0))
 
-    def saved(self, stall_seconds: float) -> None:
-        """A save began and held training up for so long."""
-        self._save_seconds, self._saved_at = stall_seconds, time.monotonic()
+    def saved(self, step: int, stall_seconds: float) -> None:
+        """The save of the state after `step` steps began and held training up for so long."""
+        self._save_seconds, self._saved_at, self._saved_step = stall_seconds, time.monotonic(), step
+
+    def group_lost(self) -> None:
+        """A group died; if it had not yet written its part of the last save, that will never be whole."""
+        self._doubtful_step = self._saved_step
 
 
 def _failures_endured(config: Config) -> float:

@@ -132,6 +132,10 @@ class CheckpointWriter:
         save.stalled = time.perf_counter() - began
         self._start(lambda: self._write(save, error), step=step)
 
+    def exists(self, step: int) -> bool:
+        """Whether a checkpoint of `step` is in place (its checksums are looked at when it is loaded)."""
+        return self.catalog.exists(step)
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until no save is running here; False if `timeout` seconds (patience_seconds if None) were too few."""
         if self._thread is not None:

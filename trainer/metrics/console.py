@@ -148,7 +148,7 @@ def replan_line(failures: list[dict[str, Any]], event: dict[str, Any]) -> str:
 
 def restart_line(event: dict[str, Any]) -> str:
     """Where training resumes and what it cost."""
-    where = f"from the checkpoint of step {event['to_step']}" if event.get("to_step") is not None else "from the start"
+    where = f"from the checkpoint of step {event['to_step']}" if event.get("to_step") else "from the start"
     lost = event.get("lost_steps") or 0
     text = f"all groups restarted {where}: {lost} step{'' if lost == 1 else 's'} lost"
     if isinstance(event.get("seconds"), int | float):

@@ -62,6 +62,7 @@ class RunRecorder:
         self._final_loss: float | None = None
         self._pending: list[dict[str, Any]] = []
         self._told = 0
+        self._failed_checkpoints: set[int | None] = set()
         self._summary: dict[str, Any] | None = None
 
     def start(self) -> None:
@@ -124,7 +125,7 @@ class RunRecorder:
                     names = ", ".join(map(str, entry.get("groups", ())))
                     self._console.line(f"group {names} joined, from step {entry.get('step')}")
                 case "checkpoint" if entry.get("status") == "failed":
-                    self._console.warning(f"checkpoint of step {entry.get('step')} failed: {entry.get('cause', '')}")
+                    self._on_failed_checkpoint(entry)
 
     def step(self, record: dict[str, Any]) -> None:
         """A step was committed.
@@ -189,6 +190,13 @@ class RunRecorder:
             self._sink.failure(entry)
         if self._config.fault_tolerance.backend == "ckpt":  # nothing is masked; a restart takes a while
             self._tell_pending()
+
+    def _on_failed_checkpoint(self, entry: dict[str, Any]) -> None:
+        """One warning per checkpoint: every group that took part reports its failure."""
+        if entry.get("step") not in self._failed_checkpoints:
+            self._failed_checkpoints.add(entry.get("step"))
+            reason = entry.get("reason") or "the reason is in the worker's log"
+            self._console.warning(f"checkpoint of step {entry.get('step')} failed: {reason}")
 
     def _on_restart(self, entry: dict[str, Any]) -> None:
         self._tell_pending()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+import torch._inductor.config
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -75,6 +76,8 @@ class GroupModel:
         """Apply tp, activation checkpointing, compilation and FSDP; returns names of parameters that tp splits."""
         tp, dp_shard = self.mesh.axis_or_none("tp"), self.mesh.axis_or_none("dp_shard")
         split: set[str] = set()
+        if parallel.compile and self.mesh.device.type == "cpu":
+            torch._inductor.config.compile_threads = 1  # no pool of compiler processes beside every rank
         for chunk in self._chunks:
             if tp is not None:
                 apply_tensor_parallel(chunk, tp)
