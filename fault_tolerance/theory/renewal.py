@@ -1,4 +1,4 @@
-"""Time to train where lifetimes age: a renewal estimate over one cycle from a global restart to the next.
+"""Time to train where lifetimes age: an estimate over cycles from one global restart to the next.
 
 The published J(r) lets failures come at a constant rate. Real lifetimes do not: with a Weibull shape below 1 and ages
 reset at a restart, failures come in a burst after it and thin out, so that a small r wipes out in half the time that
@@ -8,10 +8,10 @@ lifetime, so the number of failures k is binomial, and
 - a step with k failures behind it takes the seconds of its stacks (`stacks`) and of the all-reduce, and where it is
   struck those of patch, shrink and replanning;
 - W(t) = integral of (steps per second) given no wipe-out yet, less the share T_s/T_c for saves: steps done by t;
-- a wipe-out leaves what the last save holds: E[kept] = sum over n of G(n T_c) (W(n T_c) - W((n-1) T_c)).
-Time to train over failure-free time = (T_f + T_r) / (E[kept] * failure-free step seconds): renewal-reward, so the
-length of the run does not matter. Assumes that steps are short against a period, and neither failures during a restart
-nor repairs. `scripts/bench_theory.py` prints how far it is from the paper's table.
+- a wipe-out leaves what the last save holds, and the next cycle starts from there (`finite_run`).
+Time to train is the expected uptime of the run plus T_r for each expected restart. Assumes that steps are short against
+a period, and neither failures during a restart nor repairs. `scripts/bench_theory.py` prints how far it is from the
+paper's table.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from fault_tolerance.cluster import ClusterProfile
 from fault_tolerance.placement import check_sizes
+from fault_tolerance.theory.finite_run import Cycle, expected_totals
 from fault_tolerance.theory.stacks import least_load, least_stacks, patch_stacks
 from fault_tolerance.theory.survival import Array, survival_after
 
@@ -37,11 +38,11 @@ _POINTS = 201
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one method needs, in the mean of a long run.
+    """What one method needs, in the mean over runs of profile.steps steps.
 
     Attributes:
         wipe_out_s: T_f, seconds from a restart to the wipe-out.
-        availability: uptime / wall-clock: T_f / (T_f + T_r).
+        availability: uptime / wall-clock.
         productive_fraction: time in steps that counted / wall-clock.
         stacks: shard types that the busiest group computes per step, patches included.
         time_to_train_ratio: time to train / failure-free time; infinite if nothing ever gets past a checkpoint.
@@ -81,7 +82,7 @@ def estimate(
     check_sizes(groups, redundancy)
     if period_s <= profile.save_s:
         raise ValueError(f"checkpoint period {period_s:g} s: must be longer than cluster.save_s={profile.save_s:g}")
-    cycle = _cycle(profile, groups, redundancy, placement)
+    cycle = _failures(profile, groups, redundancy, placement)
     time, alive, weights = cycle.time, cycle.alive, cycle.weights
     load, patch, longest = _work(groups, redundancy, method, micro_batches, duplicates, cycle.failures)
     masked = method != "ckpt" and redundancy > 1
@@ -98,22 +99,25 @@ def estimate(
 
     training = 1 - profile.save_s / period_s
     rate = steps_per_s.sum(axis=1)
+    computed = (steps_per_s * (load + patches)).sum(axis=1)
+    running = np.stack([_sums(values, time) for values in (alive, alive * computed, alive * rate)], axis=1)
     busy = (steps_per_s * step_s).sum(axis=1)
-    wipe_out_s = _integral(alive, time)
-    cycle_s = wipe_out_s + profile.restart_s
-    kept = _kept(rate, cycle, period_s) * training
-    stacks = _integral(alive * (steps_per_s * (load + patches)).sum(axis=1), time) / _integral(alive * rate, time)
+    whole = Cycle(time, alive, training * _sums(rate, time), training * _sums(busy, time), running)
+    uptime_s, stacks, steps, restarts, kept_s = expected_totals(whole, period_s, profile.steps).tolist()
+    wall_s = uptime_s + restarts * profile.restart_s
+    lasts = math.isfinite(wall_s)
+    wipe_out_s = float(running[-1, 0])
     return Estimate(
         wipe_out_s=wipe_out_s,
-        availability=wipe_out_s / cycle_s,
-        productive_fraction=_kept(busy, cycle, period_s) * training / cycle_s,
-        stacks=stacks,
-        time_to_train_ratio=cycle_s / (kept * profile.step_seconds(groups)) if kept > 0 else math.inf,
+        availability=uptime_s / wall_s if lasts else wipe_out_s / (wipe_out_s + profile.restart_s),
+        productive_fraction=kept_s / wall_s if lasts else 0.0,
+        stacks=stacks / steps if lasts else float(load[0]),
+        time_to_train_ratio=wall_s / profile.failure_free_seconds(groups),
     )
 
 
 @dataclass(frozen=True)
-class _Cycle:
+class _Failures:
     """From a restart on.
 
     Attributes:
@@ -132,7 +136,7 @@ class _Cycle:
 
 
 @lru_cache(maxsize=8)
-def _cycle_of(groups: int, redundancy: int, placement: str, mtbf_s: float, shape: float) -> _Cycle:
+def _failures_of(groups: int, redundancy: int, placement: str, mtbf_s: float, shape: float) -> _Failures:
     enduring = survival_after(groups, redundancy, placement)
     last = int(np.flatnonzero(enduring > 1e-9)[-1])
     top_share = min((last + 5 * math.sqrt(last) + 20) / groups, 1 - 1e-9)
@@ -148,7 +152,7 @@ def _cycle_of(groups: int, redundancy: int, placement: str, mtbf_s: float, shape
     log_live = np.log1p(-dead_share)[:, None] * (groups - failures)
     joint = np.exp(ways + log_dead + log_live) * enduring[failures] * np.diff(borders)
     alive = joint.sum(axis=1)
-    return _Cycle(
+    return _Failures(
         time=time,
         alive=alive,
         failures=failures,
@@ -157,21 +161,13 @@ def _cycle_of(groups: int, redundancy: int, placement: str, mtbf_s: float, shape
     )
 
 
-def _cycle(profile: ClusterProfile, groups: int, redundancy: int, placement: str) -> _Cycle:
-    return _cycle_of(groups, redundancy, placement, profile.mtbf_s, profile.weibull_shape)
+def _failures(profile: ClusterProfile, groups: int, redundancy: int, placement: str) -> _Failures:
+    return _failures_of(groups, redundancy, placement, profile.mtbf_s, profile.weibull_shape)
 
 
-def _kept(rate: Array, cycle: _Cycle, period_s: float) -> float:
-    """Expected integral of `rate` up to the last whole period before the wipe-out."""
-    done = np.concatenate([[0.0], np.cumsum((rate[1:] + rate[:-1]) / 2 * np.diff(cycle.time))])
-    periods = int(min(cycle.time[-1] / period_s, 1e6)) + 1
-    ends = np.arange(periods + 1) * period_s
-    gained = np.diff(np.interp(ends, cycle.time, done))
-    return float((np.interp(ends[1:], cycle.time, cycle.alive, right=0.0) * gained).sum())
-
-
-def _integral(values: Array, time: Array) -> float:
-    return float(((values[1:] + values[:-1]) / 2 * np.diff(time)).sum())
+def _sums(rate: Array, time: Array) -> Array:
+    """Integral of `rate` from 0 to each time."""
+    return np.concatenate([[0.0], np.cumsum((rate[1:] + rate[:-1]) / 2 * np.diff(time))])
 
 
 def _work(

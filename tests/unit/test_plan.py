@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,14 +23,34 @@ RUN = (
 )
 
 
-def plan(*overrides: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", RUN, str(ROOT / "scripts/plan.py"), *overrides]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+@dataclasses.dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def test_json_of_the_paper_cluster():
-    done = plan("cluster=paper_600k", "parallel.groups=600", "output=json")
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """The program, run in this process."""
+    spec = importlib.util.spec_from_file_location("plan_script", ROOT / "scripts/plan.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def run(*overrides: str) -> Done:
+        with pytest.raises(SystemExit) as ended:
+            module.main(list(overrides))
+        output = capsys.readouterr()
+        return Done(ended.value.code, output.out, output.err)
+
+    return run
+
+
+@pytest.mark.processes
+def test_json_of_the_paper_cluster_without_torch():
+    command = [sys.executable, "-c", RUN, str(ROOT / "scripts/plan.py")]
+    command += ["cluster=paper_600k", "parallel.groups=600", "output=json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert list(result) == ["groups", "best_redundancy", "r_star", "rows"]
@@ -43,7 +64,7 @@ def test_json_of_the_paper_cluster():
     assert best["redundancy"] == result["best_redundancy"] and best["method"] == "spare_micro_batch"
 
 
-def test_table_marks_and_explains():
+def test_table_marks_and_explains(plan):
     done = plan("parallel.groups=200", "fault_tolerance.redundancy=[3,7,9]")
     assert done.returncode == 0, done.stderr
     assert "**" in done.stdout and "no progress*" in done.stdout
@@ -51,7 +72,7 @@ def test_table_marks_and_explains():
     assert explanation.startswith("Take SPARe with micro-batches at r = 7") and explanation.count(". ") == 1
 
 
-def test_own_cluster_file(tmp_path):
+def test_own_cluster_file(plan, tmp_path):
     path = tmp_path / "mine.yaml"
     text = "groups: 8\nmicro_batches: 4\nmtbf_s: 20000\nrestart_s: 300\nsave_s: 5\ncompute_s: 9\nall_reduce_s: 1\n"
     path.write_text(text)
@@ -78,7 +99,7 @@ def test_own_cluster_file(tmp_path):
         (["parallel.groups=0"], "parallel.groups=0"),
     ],
 )
-def test_nonsense_gets_one_clear_line(overrides, message):
+def test_nonsense_gets_one_clear_line(plan, overrides, message):
     done = plan(*overrides)
     assert done.returncode == 2
     assert done.stdout == "" and done.stderr.count("\n") == 1 and message in done.stderr

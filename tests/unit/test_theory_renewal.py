@@ -1,0 +1,101 @@
+"""The renewal estimate: where it can be solved by hand, against the paper's table, against the simulator."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from fault_tolerance.cluster import ClusterProfile
+from fault_tolerance.failures import Weibull
+from fault_tolerance.policies.spare import Spare
+from fault_tolerance.simulation.engine import simulate
+from fault_tolerance.simulation.scenario import Scenario
+from fault_tolerance.theory import best_row, estimate, plan_rows
+
+PAPER_TABLE = {
+    (200, "rep"): (6.07, 3, 0.6174),
+    (600, "rep"): (4.27, 3, 0.7989),
+    (1000, "rep"): (3.88, 3, 0.8441),
+    (200, "spare"): (2.92, 9, 0.8700),
+    (600, "spare"): (2.49, 8, 0.9390),
+    (1000, "spare"): (2.34, 9, 0.9654),
+}
+
+
+def test_exponential_ckpt_is_dalys_formula():
+    profile = ClusterProfile(groups=64, mtbf_s=7200, weibull_shape=1.0, all_reduce_s=6.0)
+    result = estimate(profile, 64, 1, "ckpt", period_s=1000.0)
+    assert result.wipe_out_s == pytest.approx(7200, rel=2e-3)
+    assert result.availability == pytest.approx(7200 / 10800, rel=5e-3)
+    kept = 940 / math.expm1(1000 / 7200)  # seconds of steps kept per cycle: periods survived x useful seconds
+    assert result.time_to_train_ratio == pytest.approx(10800 / kept, rel=5e-3)
+    assert result.productive_fraction == pytest.approx(kept / 10800, rel=5e-3)
+    assert result.stacks == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("groups", "method"), list(PAPER_TABLE))
+def test_paper_table(groups, method):
+    ratio, redundancy, availability = PAPER_TABLE[groups, method]
+    best = best_row(
+        row for row in plan_rows(ClusterProfile(), groups, redundancies=range(2, 15)) if row.method == method
+    )
+    assert best.time_to_train_ratio == pytest.approx(ratio, rel=0.08)
+    assert abs(best.redundancy - redundancy) <= (0 if method == "rep" else 1)
+    assert best.availability == pytest.approx(availability, abs=0.07)
+
+
+def test_short_run_without_a_save_is_geometric():
+    """A run that is shorter than a period finishes in one go or starts again from nothing."""
+    profile = ClusterProfile(
+        groups=8, mtbf_s=600, weibull_shape=1.0, compute_s=9, all_reduce_s=1.0, steps=60, save_s=1e-6
+    )
+    result = estimate(profile, 8, 1, "ckpt", period_s=1e5)
+    survives = math.exp(-1)
+    tries = 1 / survives
+    uptime = 600 * (1 - survives) * tries
+    wall = uptime + (tries - 1) * 3600
+    assert result.time_to_train_ratio == pytest.approx(wall / 600, rel=5e-3)
+    assert result.availability == pytest.approx(uptime / wall, rel=5e-3)
+
+
+def test_ckpt_makes_no_progress_in_the_papers_setting():
+    assert plan_rows(ClusterProfile(), 600, redundancies=[])[0].time_to_train_ratio > 100
+
+
+@pytest.mark.parametrize(("granularity", "method"), [("shard", "spare"), ("micro_batch", "spare_micro_batch")])
+def test_simulated_time_to_train(granularity, method):
+    profile = ClusterProfile(groups=48, micro_batches=4, steps=40_000, restart_s=1800, all_reduce_s=4.0, mtbf_s=600)
+    row = next(row for row in plan_rows(profile, redundancies=[4]) if row.method == method)
+    result = simulate(
+        Scenario.from_cluster(profile, checkpoint_period_seconds=row.checkpoint_period_s),
+        Spare(48, 4, 4, granularity=granularity),
+        Weibull(48, 600, 0.78, seed=0),
+    )
+    assert result.global_restarts > 200
+    assert row.time_to_train_ratio == pytest.approx(result.time_to_train_ratio, rel=0.05)
+    assert row.availability == pytest.approx(result.availability, abs=0.02)
+    assert row.s_bar == pytest.approx(result.mean_stacks, rel=0.05)
+
+
+def test_more_failures_cost_more():
+    profile = ClusterProfile()
+    for method in ("rep", "spare", "spare_micro_batch"):
+        ratios = [
+            next(
+                row.time_to_train_ratio
+                for row in plan_rows(dataclasses.replace(profile, mtbf_s=mtbf), 200, redundancies=[6])
+                if row.method == method
+            )
+            for mtbf in (300.0, 600.0, 3600.0, 1e6)
+        ]
+        assert ratios == sorted(ratios, reverse=True)
+    assert ratios[-1] < 1.05  # hardly a failure in such a run, although groups that die in it stay dead
+
+
+def test_nonsense_is_refused():
+    with pytest.raises(ValueError, match="method none"):
+        estimate(ClusterProfile(), 60, 3, "none", 1000.0)
+    with pytest.raises(ValueError, match="longer than"):
+        estimate(ClusterProfile(), 60, 3, "rep", 60.0)
