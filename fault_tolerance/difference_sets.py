@@ -13,7 +13,7 @@ from itertools import product
 
 
 def sizes_for(modulus: int, marks: int) -> Iterator[tuple[str, int]]:
-    """(family, order) worth trying for `marks` marks mod `modulus`: first those of that very modulus, then small ones."""
+    """(family, order) worth trying for `marks` marks: first those of that very modulus, then small ones."""
     exact, short = [], []
     limit = int(modulus**0.5) + 2
     for order in range(2, max(limit, marks + 20)):

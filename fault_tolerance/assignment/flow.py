@@ -192,6 +192,7 @@ class Flow:
         host_dist = search.host_dist = [FAR] * len(load)
         for kind in wanted:
             type_dist[kind] = 0
+            type_from[kind] = -1
         type_queues: defaultdict[int, list[int]] = defaultdict(list, {0: list(wanted)})
         host_queues: defaultdict[int, list[int]] = defaultdict(list)
         settled_types: list[int] = []
@@ -264,16 +265,20 @@ class Flow:
         seen_types, seen_hosts = bytearray(len(load)), bytearray(len(load))
         for gate in search.gates:
             price = search.type_price[gate]
-            room = self.room.get(gate)
-            if price != -1 and not (price == 0 and room):
+            if price < -1 or (price == 0 and gate not in self.room):
                 continue
+            room = self.room.get(gate)
             for host in self.live_hosts[gate]:
                 while load[host] < capacity and price == (0 if room and host in room else -1):
                     if seen_types[gate]:
                         break
-                    path = self._find_path(gate, wanted, search, seen_types, seen_hosts)
+                    path = self._straight_back(gate, wanted, search)
                     if not path:
-                        break
+                        path = self._find_path(gate, wanted, search, seen_types, seen_hosts)
+                        if not path:
+                            break
+                        for between, kind in path:
+                            seen_hosts[between] = seen_types[kind] = 0
                     source = path[-1][1]
                     sent = self._send_along([*reversed(path[1:]), (host, gate)], wanted[source])
                     wanted[source] -= sent
@@ -281,10 +286,26 @@ class Flow:
                         del wanted[source]
                         if not wanted:
                             return
-                    for between, kind in path:
-                        seen_hosts[between] = seen_types[kind] = 0
                 if seen_types[gate]:
                     break
+
+    def _straight_back(self, gate: int, wanted: Mapping[int, int], search: Search) -> list[tuple[int, int]]:
+        """The way on which the latest search came to `gate`, as in `_find_path`, if it can still be used; else empty."""
+        type_price, host_price = search.type_price, search.host_price
+        kind, path = gate, [(gate, gate)]
+        while kind not in wanted:
+            host = search.type_from[kind]
+            if host < 0 or kind not in self.at[host]:
+                return []
+            over = self.over.get(host)
+            if host_price[host] != type_price[kind] + (1 if over and kind in over else 0):
+                return []
+            kind = search.host_from[host]
+            room = self.room.get(kind)
+            if type_price[kind] != host_price[host] - (0 if room and host in room else 1):
+                return []
+            path.append((host, kind))
+        return path
 
     def _find_path(
         self,
@@ -304,9 +325,7 @@ class Flow:
         type_dist, host_dist = search.type_dist, search.host_dist
         seen_types[gate] = 1
         path = [(gate, gate)]
-        if gate in wanted:
-            return path
-        hosts_left = [iter((search.type_from[gate], *self.live_hosts[gate]))]
+        hosts_left = [iter(self.live_hosts[gate])]
         types_left: list[Iterator[int]] = []
         hosts: list[int] = []
         while path:
@@ -320,7 +339,7 @@ class Flow:
                     continue
                 seen_hosts[host] = 1
                 hosts.append(host)
-                types_left.append(iter((search.host_from[host], *stacks[host])))
+                types_left.append(iter(stacks[host]))
                 break
             else:
                 path.pop()
@@ -338,7 +357,7 @@ class Flow:
                     path.append((host, other))
                     if other in wanted:
                         return path
-                    hosts_left.append(iter((search.type_from[other], *self.live_hosts[other])))
+                    hosts_left.append(iter(self.live_hosts[other]))
                     break
                 else:
                     types_left.pop()

@@ -162,23 +162,22 @@ class SpreadAssignment:
                 if group not in own:
                     own.add(group)
                     owned[group] = dict(owned[group])
-                pieces = owned[group].pop(kind)
-                if len(pieces) > amount:
-                    owned[group][kind] = pieces[:-amount]
-                pool.setdefault(kind, []).extend(pieces[-amount:])
-        for pieces in pool.values():
-            pieces.sort(reverse=True)
+                held = owned[group].pop(kind)
+                if len(held) > amount:
+                    owned[group][kind] = held[:-amount]
+                pool.setdefault(kind, []).extend(held[-amount:])
+        for free in pool.values():
+            free.sort(reverse=True)
         moves = 0
         for group in sorted(flow.over):
             if group not in own:
                 owned[group] = dict(owned[group])
             for kind, amount in flow.over[group].items():
                 moves += amount
-                pieces = pool[kind]
-                taken = pieces[-amount:]
-                del pieces[-amount:]
-                held = owned[group].get(kind)
-                owned[group][kind] = tuple(sorted([*held, *taken])) if held else tuple(taken)
+                taken = pool[kind][: -amount - 1 : -1]
+                del pool[kind][-amount:]
+                today = owned[group].get(kind)
+                owned[group][kind] = tuple(sorted([*today, *taken])) if today else tuple(taken)
         pool.clear()
         flow.room.clear()
         flow.over.clear()
