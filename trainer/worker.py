@@ -95,15 +95,13 @@ def _guarded(config: Config, identity: Identity, prepared: PreparedData) -> int:
         membership.request_restart(str(restart))
         time.sleep(membership.deadlines.shutdown)  # the controller's "stop" ends this process
         return EXIT_RESTART
-    except (ValueError, Diverged) as error:  # a restart would end the same way
-        if membership is None:
-            raise
-        traceback.print_exc()
-        membership.fatal(str(error))
-        return 1
     except Exception as error:
         traceback.print_exc()
-        if membership is not None:
+        if membership is None:
+            return 1
+        if isinstance(error, Diverged) or (isinstance(error, ValueError) and not membership.is_training):
+            membership.fatal(str(error))  # the data or the user's options: a restart would end the same way
+        else:
             membership.failed(f"{type(error).__name__}: {error}", traceback.format_exc())
         return 1
 
@@ -122,12 +120,14 @@ def _join(config: Config, identity: Identity) -> Membership:
                 fingerprint=fingerprint(config),
                 deadlines=deadlines,
             )
-        except (Refused, OSError) as error:
-            if isinstance(error, Refused) and not error.retry:
+        except Refused as error:
+            if not error.retry:
                 raise
+            deadline = time.monotonic() + deadlines.startup  # the run goes on without this group, for now
+        except OSError as error:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"no place in the run within {deadlines.startup:.0f} s: {error}") from error
-            time.sleep(deadlines.heartbeat_interval)
+                raise RuntimeError(f"no controller within {deadlines.startup:.0f} s: {error}") from error
+        time.sleep(deadlines.heartbeat_interval)
 
 
 def train(config: Config, identity: Identity, prepared: PreparedData, membership: Membership) -> None:

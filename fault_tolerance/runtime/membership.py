@@ -176,6 +176,11 @@ class Membership:
         return first
 
     @property
+    def is_training(self) -> bool:
+        """Whether this worker has been ready and the run has begun."""
+        return bool(self._generations)
+
+    @property
     def newest(self) -> int:
         """Number of the newest published generation."""
         return self._generations[-1].number if self._generations else 0
