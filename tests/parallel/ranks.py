@@ -13,12 +13,18 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.pipelining", "trainer.parallel.group_model"])
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "trainer.parallel.group_model", "trainer.weights"])
+
+
+def start_server() -> None:
+    """Start the fork server that all ranks come from; it ends with this process."""
+    forkserver.ensure_running()
 
 
 def _main(
@@ -28,6 +34,7 @@ def _main(
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         store = dist.FileStore(os.path.join(folder, "store"), world)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout))

@@ -12,6 +12,7 @@ from ranks import run_ranks
 
 from trainer.config import ModelConfig, ParallelConfig
 
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120), pytest.mark.usefixtures("fork_server")]
 COUNTS = [1, 2, 3, 4, 5]
 PLAIN = small_model()
 QWEN = small_model(qk_norm=True, tied_embeddings=True, head_dim=16)
@@ -39,8 +40,6 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-@pytest.mark.processes
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout_equals_one_process(layout: str) -> None:
     model, degrees = LAYOUTS[layout]
