@@ -5,8 +5,8 @@ is the published form, in which each live group computes the first S types of it
 """
 
 from fault_tolerance.assignment.change import Change
-from fault_tolerance.assignment.patch import least_patch
+from fault_tolerance.assignment.patch import even_patch, least_patch
 from fault_tolerance.assignment.spread import SpreadAssignment, SpreadPlan
 from fault_tolerance.assignment.stacked import StackAssignment, StackPlan
 
-__all__ = ["Change", "SpreadAssignment", "SpreadPlan", "StackAssignment", "StackPlan", "least_patch"]
+__all__ = ["Change", "SpreadAssignment", "SpreadPlan", "StackAssignment", "StackPlan", "even_patch", "least_patch"]

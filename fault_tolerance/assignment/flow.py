@@ -290,7 +290,7 @@ class Flow:
                     break
 
     def _straight_back(self, gate: int, wanted: Mapping[int, int], search: Search) -> list[tuple[int, int]]:
-        """The way on which the latest search came to `gate`, as in `_find_path`, if it can still be used; else empty."""
+        """The way on which the latest search came to `gate`, as in `_find_path`, if still open; else empty."""
         type_price, host_price = search.type_price, search.host_price
         kind, path = gate, [(gate, gate)]
         while kind not in wanted:

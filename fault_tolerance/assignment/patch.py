@@ -20,22 +20,27 @@ def least_patch(
     """
     if not missing:
         return {}, 0
-    union: set[int] = set()
-    for kind in missing:
-        union.update(live_hosts[kind])
+    union = set().union(*[live_hosts[kind] for kind in missing])
     limit = max(
-        -(-sum(missing.values()) // len(union)),
-        *(-(-count // len(live_hosts[kind])) for kind, count in missing.items()),
+        -(-sum(missing.values()) // len(union)), *(-(-n // len(live_hosts[kind])) for kind, n in missing.items())
     )
     given: dict[int, dict[int, int]] = {}
     load: dict[int, int] = {}
     for kind in sorted(missing, key=lambda kind: (len(live_hosts[kind]), kind)):
         wanted = missing[kind]
-        for host in sorted(live_hosts[kind], key=lambda host: load.get(host, 0)):
-            amount = min(wanted, limit - load.get(host, 0))
-            if amount > 0:
-                _give(given, load, host, kind, amount)
+        hosts = live_hosts[kind]
+        for host in hosts if limit == 1 else sorted(hosts, key=lambda host: load.get(host, 0)):
+            held = load.get(host, 0)
+            if held < limit:
+                amount = min(wanted, limit - held)
+                load[host] = held + amount
+                if host in given:
+                    given[host][kind] = amount
+                else:
+                    given[host] = {kind: amount}
                 wanted -= amount
+                if not wanted:
+                    break
         while wanted:
             bound = _augment(kind, live_hosts, given, load, limit)
             if bound:
@@ -43,6 +48,19 @@ def least_patch(
             else:
                 wanted -= 1
     return given, max(load.values())
+
+
+def even_patch(missing: Mapping[int, int], live: Sequence[int]) -> dict[int, dict[int, int]]:
+    """Spread `missing[type]` units over all live groups, in turn: {group: {type: units}}, no group more than one above
+    another."""
+    given: dict[int, dict[int, int]] = {}
+    turn = 0
+    for kind in sorted(missing):
+        for _ in range(missing[kind]):
+            kinds = given.setdefault(live[turn % len(live)], {})
+            kinds[kind] = kinds.get(kind, 0) + 1
+            turn += 1
+    return given
 
 
 def _give(given: dict[int, dict[int, int]], load: dict[int, int], host: int, kind: int, amount: int) -> None:

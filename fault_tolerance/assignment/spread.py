@@ -169,10 +169,12 @@ class SpreadAssignment:
         for free in pool.values():
             free.sort(reverse=True)
         moves = 0
-        for group in sorted(flow.over):
+        for group, gained in sorted(flow.over.items()):
+            if not gained:
+                continue
             if group not in own:
                 owned[group] = dict(owned[group])
-            for kind, amount in flow.over[group].items():
+            for kind, amount in gained.items():
                 moves += amount
                 taken = pool[kind][: -amount - 1 : -1]
                 del pool[kind][-amount:]

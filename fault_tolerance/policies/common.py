@@ -7,13 +7,18 @@ step in flight still lacks and hands them out.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
-from fault_tolerance.assignment import Change, least_patch
+from fault_tolerance.assignment import Change, even_patch, least_patch
 from fault_tolerance.placement import Placement
 from fault_tolerance.policies.base import Plan, Replan, Restart, Unit
 
-Pieces = dict[int, tuple[int, ...]]
-"""{type: micro-batches}."""
+
+class MaskingPlan(Plan, Protocol):
+    """A plan that also knows what deaths take from it."""
+
+    def lacking(self, dead: Collection[int], live_hosts: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+        """{type: micro-batches} that no group computes under this plan once the `dead` are gone."""
 
 
 def check_dead(dead: Collection[int], groups: int, gone: Collection[int]) -> list[int]:
@@ -41,11 +46,11 @@ def check_joined(joined: Collection[int], groups: int, gone: Collection[int]) ->
 class StepInFlight:
     """What each group was asked to compute in the step that is running, or holds if the caller said so."""
 
-    def __init__(self, step: int, plan: Plan) -> None:
+    def __init__(self, step: int, plan: MaskingPlan) -> None:
         self.step = step
         self.plan = plan
         self.held: dict[int, set[Unit]] | None = None
-        self.patches: dict[int, set[Unit]] = {}
+        self.patches: dict[int, tuple[Unit, ...]] = {}
 
 
 class MaskingPolicy:
@@ -55,6 +60,9 @@ class MaskingPolicy:
     micro_batches: int
     placement: Placement
     whole_types_in_patch = False
+    patch_anywhere = False
+    """A patch may go to any survivor, not only to hosts: a unit is a function of its index, so any group can compute it.
+    With single micro-batches that keeps the patch to about one; whole types are one stack wherever they go."""
 
     def __init__(self, placement: Placement, micro_batches: int) -> None:
         if micro_batches < 1:
@@ -65,10 +73,10 @@ class MaskingPolicy:
         self._lost: tuple[int, ...] = ()
         self._flight: StepInFlight | None = None
         self._dead: set[int] = set()
-        self._plan: Plan = self._restore()
+        self._plan: MaskingPlan = self._restore()
 
     # What a subclass provides.
-    def _restore(self) -> Plan:
+    def _restore(self) -> MaskingPlan:
         """All groups live, initial order."""
         raise NotImplementedError
 
@@ -78,7 +86,7 @@ class MaskingPolicy:
     def _add(self, joined: Collection[int]) -> Change:
         raise NotImplementedError
 
-    def _snapshot(self) -> Plan:
+    def _snapshot(self) -> MaskingPlan:
         raise NotImplementedError
 
     def _live_hosts(self) -> Sequence[Sequence[int]]:
@@ -161,20 +169,27 @@ class MaskingPolicy:
         if not missing:
             return {}, 0
         size = self.micro_batches if self.whole_types_in_patch else 1
-        shares, _ = least_patch({kind: -(-len(micros) // size) for kind, micros in missing.items()}, self._live_hosts())
+        wanted = {kind: -(-len(micros) // size) for kind, micros in missing.items()}
+        if self.patch_anywhere:
+            shares = even_patch(wanted, [group for group in range(self.groups) if group not in self._dead])
+        else:
+            shares, _ = least_patch(wanted, self._live_hosts())
         patch: dict[int, tuple[Unit, ...]] = {}
+        longest = 0
         for group in sorted(shares):
             units: list[Unit] = []
             for kind, share in sorted(shares[group].items()):
                 micros = missing[kind]
-                missing[kind] = micros[share * size :]
                 units += [(kind, micro) for micro in micros[: share * size]]
+                del micros[: share * size]
             patch[group] = tuple(units)
+            longest = max(longest, len(units))
+        for group, handed in patch.items():
             if flight.held is None:
-                flight.patches.setdefault(group, set()).update(units)
+                flight.patches[group] = flight.patches.get(group, ()) + handed
             else:
-                flight.held.setdefault(group, set()).update(units)
-        return patch, max(len(units) for units in patch.values())
+                flight.held.setdefault(group, set()).update(handed)
+        return patch, longest
 
     def _missing(
         self, flight: StepInFlight, dead: list[int], computed: Mapping[int, Collection[Unit]] | None

@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 
 from fault_tolerance.assignment import Change
 from fault_tolerance.placement import Placement, make_placement
-from fault_tolerance.policies.base import Plan, Unit
-from fault_tolerance.policies.common import MaskingPolicy
+from fault_tolerance.policies.base import Unit
+from fault_tolerance.policies.common import MaskingPlan, MaskingPolicy
 
 
 class ReplicationPlan:
@@ -90,7 +90,7 @@ class Replication(MaskingPolicy):
         self._alive = bytearray(b"\x01" * groups)
         super().__init__(layout, micro_batches)
 
-    def _restore(self) -> Plan:
+    def _restore(self) -> MaskingPlan:
         self._alive = bytearray(b"\x01" * self.groups)
         self._live_per_type = [self.placement.redundancy] * self.groups
         return self._snapshot()
@@ -112,7 +112,7 @@ class Replication(MaskingPolicy):
                 self._live_per_type[kind] += 1
         return Change(-1, 0, tuple(kind for kind, count in enumerate(self._live_per_type) if not count))
 
-    def _snapshot(self) -> Plan:
+    def _snapshot(self) -> MaskingPlan:
         return ReplicationPlan(self.placement, self.micro_batches, bytes(self._alive))
 
     def _live_hosts(self) -> Sequence[Sequence[int]]:

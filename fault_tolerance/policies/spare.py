@@ -7,8 +7,7 @@ from collections.abc import Collection, Sequence
 from fault_tolerance.assignment import Change, SpreadAssignment, StackAssignment
 from fault_tolerance.assignment.solvers import make_solver
 from fault_tolerance.placement import make_placement
-from fault_tolerance.policies.base import Plan
-from fault_tolerance.policies.common import MaskingPolicy
+from fault_tolerance.policies.common import MaskingPlan, MaskingPolicy
 
 GRANULARITIES = ("shard", "micro_batch")
 
@@ -51,6 +50,7 @@ class Spare(MaskingPolicy):
         layout = make_placement(placement, groups, redundancy)
         place = make_solver(solver)
         self.whole_types_in_patch = granularity == "shard"
+        self.patch_anywhere = granularity == "micro_batch"
         self._assignment: SpreadAssignment | StackAssignment
         if duplicates:
             self._assignment = StackAssignment(layout, micro_batches, place)
@@ -58,7 +58,7 @@ class Spare(MaskingPolicy):
             self._assignment = SpreadAssignment(layout, micro_batches, granularity == "shard", place)
         super().__init__(layout, micro_batches)
 
-    def _restore(self) -> Plan:
+    def _restore(self) -> MaskingPlan:
         self._assignment.reset()
         return self._assignment.snapshot()
 
@@ -68,7 +68,7 @@ class Spare(MaskingPolicy):
     def _add(self, joined: Collection[int]) -> Change:
         return self._assignment.add(joined)
 
-    def _snapshot(self) -> Plan:
+    def _snapshot(self) -> MaskingPlan:
         return self._assignment.snapshot()
 
     def _live_hosts(self) -> Sequence[Sequence[int]]:
