@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test lint format lock docs clean
+.PHONY: help demo demo-spare test lint format lock docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a small model on real text, kill a process, watch it come back (2 minutes)"
+	@echo "make demo-spare  four groups with SPARe, two killed, no restart, the same weights (2 minutes)"
 	@echo "make test    all tests (12 minutes on 2 cores); PYTEST='-k name' selects"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff lay out the code"
@@ -25,6 +26,9 @@ $(STAMP): requirements.lock pyproject.toml
 
 demo: $(STAMP)
 	@$(BIN)/python -m trainer experiment=demo
+
+demo-spare: $(STAMP)
+	@$(BIN)/python scripts/twin.py experiment=demo_spare
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -m "not soak" $(PYTEST)
