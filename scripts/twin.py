@@ -2,7 +2,8 @@
 
     python scripts/twin.py experiment=demo_spare
 
-Options are those of `python -m trainer`; the undisturbed twin lies in run_dir/undisturbed. Exit status 0: equal weights.
+Options are those of `python -m trainer`; the undisturbed twin lies in run_dir/undisturbed. Exit status 0 means equal
+weights.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def main(cfg: DictConfig) -> int:
         return status
     equal = first["weights_sha256"] == second["weights_sha256"]
     print(
-        f"\n{first['failures']} failures, {first['masked_failures']} of them masked, {first['global_restarts']} global restarts: "
+        f"\n{first['failures']} failures, {first['masked_failures']} of them masked, "
+        f"{first['global_restarts']} global restarts: "
         f"the weights {'equal' if equal else 'DIFFER FROM'} the undisturbed run's\n"
         f"  with failures  {first['weights_sha256']}\n  undisturbed    {second['weights_sha256']}"
     )
