@@ -1,7 +1,8 @@
 """The patch: who computes the units that the step in flight still lacks, with the shortest longest extra work.
 
-Units of one type may go to any of its live hosts; the largest number that one host gets is the extra critical path.
-A lower bound is the average over the hosts concerned. Augmenting paths fill up to the bound; where they fail, the
+A unit is a function of its index, so that any group can compute it: `even_patch` hands single units to all survivors
+in turn. `least_patch` keeps to the live hosts of the type; the largest number that one host gets is the extra critical
+path. A lower bound is the average over the hosts concerned. Augmenting paths fill up to the bound; where they fail, the
 groups reached prove a higher one (Hall's condition), and the search goes on from what is already placed.
 """
 
@@ -51,8 +52,11 @@ def least_patch(
 
 
 def even_patch(missing: Mapping[int, int], live: Sequence[int]) -> dict[int, dict[int, int]]:
-    """Spread `missing[type]` units over all live groups, in turn: {group: {type: units}}, no group more than one above
-    another."""
+    """Spread `missing[type]` units over the groups in `live`, in turn, so that none has two more than another.
+
+    Returns:
+        {group: {type: units}}.
+    """
     given: dict[int, dict[int, int]] = {}
     turn = 0
     for kind in sorted(missing):

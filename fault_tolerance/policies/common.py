@@ -7,6 +7,7 @@ step in flight still lacks and hands them out.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 from fault_tolerance.assignment import Change, even_patch, least_patch
@@ -61,7 +62,7 @@ class MaskingPolicy:
     placement: Placement
     whole_types_in_patch = False
     patch_anywhere = False
-    """A patch may go to any survivor, not only to hosts: a unit is a function of its index, so any group can compute it.
+    """A patch may go to any survivor, not only to hosts: a unit is a function of its index, any group can compute it.
     With single micro-batches that keeps the patch to about one; whole types are one stack wherever they go."""
 
     def __init__(self, placement: Placement, micro_batches: int) -> None:
@@ -171,7 +172,8 @@ class MaskingPolicy:
         size = self.micro_batches if self.whole_types_in_patch else 1
         wanted = {kind: -(-len(micros) // size) for kind, micros in missing.items()}
         if self.patch_anywhere:
-            shares = even_patch(wanted, [group for group in range(self.groups) if group not in self._dead])
+            survivors = (group for group in range(self.groups) if group not in self._dead)
+            shares = even_patch(wanted, list(islice(survivors, sum(wanted.values()))))
         else:
             shares, _ = least_patch(wanted, self._live_hosts())
         patch: dict[int, tuple[Unit, ...]] = {}
