@@ -32,7 +32,7 @@ from fault_tolerance.theory.survival import Array, survival_after
 METHODS = ("ckpt", "rep", "spare", "spare_micro_batch")
 """CKPT-only; replication (all r copies computed); SPARe with whole shards; SPARe with micro-batches."""
 
-_POINTS = 201
+_POINTS = 251
 """Points in time of one cycle."""
 
 
@@ -91,7 +91,7 @@ def estimate(
     needy = patch / np.maximum(longest, 1e-12)
     struck = np.outer(cycle.failure_rate, step_s)
     struck_again = np.outer(cycle.failure_rate, longest * profile.compute_s)
-    patches = -np.expm1(-struck * needy) / np.exp(-struck_again * needy)
+    patches = -np.expm1(-struck * needy) * np.exp(np.minimum(struck_again * needy, 50.0))
     replans = -np.expm1(-struck) - patches * np.expm1(-struck_again)
     patches *= longest
     mending_s = patches * profile.compute_s + replans * masked * (profile.shrink_s + profile.replan_s)
@@ -141,7 +141,7 @@ def _failures_of(groups: int, redundancy: int, placement: str, mtbf_s: float, sh
     last = int(np.flatnonzero(enduring > 1e-9)[-1])
     top_share = min((last + 5 * math.sqrt(last) + 20) / groups, 1 - 1e-9)
     scale = groups * mtbf_s / math.gamma(1 + 1 / shape)
-    time = scale * (-math.log1p(-top_share)) ** (1 / shape) * np.linspace(0, 1, _POINTS) ** 2
+    time = scale * (-math.log1p(-top_share)) ** (1 / shape) * np.linspace(0, 1, _POINTS) ** 3
     dead_share = -np.expm1(-((time / scale) ** shape))
     # All small k, and beyond them enough to follow a smooth distribution, each standing for its neighbours.
     failures = np.unique(np.concatenate([np.arange(min(last, 100) + 1), np.linspace(0, last, 200).round()])).astype(int)

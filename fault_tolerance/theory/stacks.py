@@ -52,17 +52,15 @@ def patch_stacks(
     1 - (1 - u)^S. This holds at both ends: nothing computed twice (p = 0: always), all S hosts live (p = 1: never).
     Without duplicates every failure needs a patch.
 
-    Micro-batches: nothing is computed twice, so every failure needs a patch: the m units of the dead group's own type
-    are divided among the type's live hosts, of which there are (r - 1)(N - k)/N in the mean; the few units of other
-    types have other hosts.
+    Micro-batches: nothing is computed twice, so every failure needs a patch: the m N/(N - k) units of the dead group are
+    divided among all N - k survivors.
 
     Args:
         failures: k in 0..N-1, any shape.
     """
     live = (groups - np.asarray(failures, dtype=np.float64)) / groups
     if micro_batches is not None:
-        hosts = np.maximum(1.0, (redundancy - 1) * live)
-        return np.ceil(micro_batches / hosts - 1e-9) / micro_batches
+        return np.ceil(micro_batches / (live * live * groups) - 1e-9) / micro_batches
     if not duplicates:
         return np.ones_like(live)
     stacks = np.minimum(least_stacks(groups, failures), redundancy)
