@@ -258,35 +258,45 @@ class Flow:
     def _send(self, wanted: dict[int, int], search: Search) -> None:
         """Send as many wanted units as possible along edges of reduced cost 0.
 
-        Paths are sought backward, from a type next to a group with room to a wanted type. What was left without success
-        leads back to no wanted type, now or later at this price, and stays marked; a successful path is unmarked.
+        Paths are sought backward, from a type next to a group with room to a wanted type: first only on the way that the
+        search took, which nearly always is enough, then everywhere. What was left without success there leads back to
+        no wanted type, now or later at this price, and stays marked; a successful path is unmarked.
         """
+        seen_types, seen_hosts = bytearray(len(self.load)), bytearray(len(self.load))
+
+        def by_any_way(gate: int) -> list[tuple[int, int]]:
+            path = [] if seen_types[gate] else self._find_path(gate, wanted, search, seen_types, seen_hosts)
+            for between, kind in path:
+                seen_hosts[between] = seen_types[kind] = 0
+            return path
+
+        self._send_through_gates(wanted, search, lambda gate: self._straight_back(gate, wanted, search))
+        if wanted:
+            self._send_through_gates(wanted, search, by_any_way)
+
+    def _send_through_gates(
+        self, wanted: dict[int, int], search: Search, way_back: Callable[[int], list[tuple[int, int]]]
+    ) -> None:
+        """Send to each group with room next to a gate as long as `way_back` finds a wanted type."""
         load, capacity = self.load, self.capacity
-        seen_types, seen_hosts = bytearray(len(load)), bytearray(len(load))
         for gate in search.gates:
             price = search.type_price[gate]
             if price < -1 or (price == 0 and gate not in self.room):
                 continue
             room = self.room.get(gate)
+            path = [(gate, gate)]
             for host in self.live_hosts[gate]:
                 while load[host] < capacity and price == (0 if room and host in room else -1):
-                    if seen_types[gate]:
-                        break
-                    path = self._straight_back(gate, wanted, search)
+                    path = way_back(gate)
                     if not path:
-                        path = self._find_path(gate, wanted, search, seen_types, seen_hosts)
-                        if not path:
-                            break
-                        for between, kind in path:
-                            seen_hosts[between] = seen_types[kind] = 0
+                        break
                     source = path[-1][1]
-                    sent = self._send_along([*reversed(path[1:]), (host, gate)], wanted[source])
-                    wanted[source] -= sent
+                    wanted[source] -= self._send_along([*reversed(path[1:]), (host, gate)], wanted[source])
                     if not wanted[source]:
                         del wanted[source]
                         if not wanted:
                             return
-                if seen_types[gate]:
+                if not path:
                     break
 
     def _straight_back(self, gate: int, wanted: Mapping[int, int], search: Search) -> list[tuple[int, int]]:

@@ -52,8 +52,8 @@ def patch_stacks(
     1 - (1 - u)^S. This holds at both ends: nothing computed twice (p = 0: always), all S hosts live (p = 1: never).
     Without duplicates every failure needs a patch.
 
-    Micro-batches: nothing is computed twice, so every failure needs a patch: the m N/(N - k) units of the dead group are
-    divided among all N - k survivors.
+    Micro-batches: nothing is computed twice, so every failure needs a patch: the m N/(N - k) units of the dead group
+    are divided among all N - k survivors.
 
     Args:
         failures: k in 0..N-1, any shape.
