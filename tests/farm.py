@@ -13,12 +13,13 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fault_tolerance.placement import make_placement
 from fault_tolerance.runtime.forkclient import ForkServerClient
 from trainer import config as configuration
 from trainer.config import Config, FailureEvent
@@ -266,10 +267,12 @@ def _place(name: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-@contextlib.contextmanager
-def ending(run: Run) -> Iterator[Run]:
-    """The run is over when the block is left, however."""
-    try:
-        yield run
-    finally:
-        run.end()
+def survivable(placement: str, groups: int, redundancy: int, order: Sequence[int], deaths: int) -> list[int]:
+    """The first `deaths` groups of `order` that can die one after another without a wipe-out."""
+    hosts = make_placement(placement, groups, redundancy).hosts
+    dead: list[int] = []
+    for group in order:
+        if len(dead) < deaths and all(set(of) - {*dead, group} for of in hosts):
+            dead.append(group)
+    assert len(dead) == deaths, f"only {len(dead)} of {deaths} deaths are survivable in this order"
+    return dead
