@@ -64,10 +64,14 @@ class StackPlan:
 
     def lacking(self, dead: Collection[int], live_hosts: Sequence[Sequence[int]]) -> dict[int, list[int]]:
         """{type: micro-batches} that nobody computes under this plan once the `dead` are gone."""
+        order, depth = self._order, self.depth
         missing: dict[int, list[int]] = {}
         for group in dead:
-            for kind in self.head_of(group):
-                if kind not in missing and not any(kind in self.head_of(host) for host in live_hosts[kind]):
+            for kind in order[group][:depth]:
+                for host in live_hosts[kind]:
+                    if kind in order[host][:depth]:
+                        break
+                else:
                     missing[kind] = list(range(self._micro_batches))
         return missing
 

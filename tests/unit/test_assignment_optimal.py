@@ -109,7 +109,7 @@ def test_micro_batches_against_brute_force(groups: int, redundancy: int, supply:
             assert (max(subject.flow.load), change.moves) == expected
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("mode", ["whole", "stacked", "micro"])
 def test_same_optimum_as_networkx(mode: str, seed: int) -> None:
     """Deaths and returns at random; the second solver starts each change from the first one's state."""

@@ -142,7 +142,7 @@ class Run:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=25)
+@settings(max_examples=14)
 @given(seed=st.integers(0, 2**32), with_computed=st.booleans())
 def test_any_sequence(name: str, seed: int, with_computed: bool) -> None:
     """Coverage, loads, hosts, patches; and a second instance that sees the same gives the same."""
@@ -151,7 +151,7 @@ def test_any_sequence(name: str, seed: int, with_computed: bool) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(dead=st.permutations(range(GROUPS)), count=st.integers(1, 6))
 def test_simultaneous_deaths_in_any_order(name: str, dead: list[int], count: int) -> None:
     one, other = policy(name), policy(name)
@@ -165,7 +165,7 @@ def test_simultaneous_deaths_in_any_order(name: str, dead: list[int], count: int
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(dead=st.permutations(range(GROUPS)), count=st.integers(1, GROUPS), data=st.data())
 def test_return_of_all_groups_restores_the_start(name: str, dead: list[int], count: int, data) -> None:
     subject = policy(name)
