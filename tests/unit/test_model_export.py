@@ -1,4 +1,4 @@
-"""scripts/export_hf.py: a checkpoint becomes a folder that transformers loads, with the same logits."""
+"""scripts/export_hf.py and import_hf.py: checkpoints become folders of transformers with the same logits, and back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from trainer.checkpoint.catalog import Catalog
+from trainer.checkpoint.loader import load
 from trainer.checkpoint.state import training_state
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.config import Config, ModelConfig, OptimConfig, ParallelConfig, to_dict
@@ -31,14 +32,18 @@ MODEL = ModelConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    path = Path(__file__).parents[2] / "scripts" / "export_hf.py"
-    spec = importlib.util.spec_from_file_location("export_hf_script", path)
+def _load_script(name: str) -> ModuleType:
+    path = Path(__file__).parents[2] / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_script", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return _load_script("export_hf")
 
 
 def _save(folder: Path, step: int, seed: int, parts: int) -> GroupModel:
@@ -93,3 +98,22 @@ def test_what_cannot_be_exported_is_named(
     (tmp_path / "hf" / "note").touch()
     assert script.main([str(tmp_path), str(tmp_path / "hf")]) == 2
     assert "not empty" in capsys.readouterr().err
+
+
+def test_exported_weights_become_a_checkpoint_again(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = _save(tmp_path, 1, seed=1, parts=1)
+    assert script.main([str(tmp_path), str(tmp_path / "hf")]) == 0
+    back = _load_script("import_hf")
+    assert back.main([str(tmp_path / "hf"), str(tmp_path / "imported")]) == 0
+    found = Catalog(tmp_path / "imported").newest_verified()
+    assert found is not None and found[1]["step"] == 0
+    names = [name for name, _ in model.named_parameters()]
+    state = {f"model/{name}": torch.zeros(parameter.shape) for name, parameter in model.named_parameters()}
+    state["optimizer/norm.weight/exp_avg"] = torch.ones(MODEL.hidden_size)
+    load(found[0], found[1]["parts"], state)
+    assert all(torch.equal(state[f"model/{name}"], dict(model.named_parameters())[name]) for name in names)
+    assert not state["optimizer/norm.weight/exp_avg"].any()
+    assert back.main([str(tmp_path / "hf"), str(tmp_path / "imported")]) == 2
+    assert "step 0" in capsys.readouterr().err
