@@ -46,7 +46,7 @@ def _main(
     connection.close()
 
 
-def run_ranks(world: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
+def run_ranks(world: int, function: Callable[..., Any], *args: Any, timeout: float = 100.0) -> list[Any]:
     """Results of function(rank, *args) for each rank of `world`, in order.
 
     `function` runs with the default process group set up; it and what it returns must be picklable. Raises
