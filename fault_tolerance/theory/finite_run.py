@@ -25,7 +25,7 @@ _NODES = 32
 _CYCLES = 6
 """Cycles after which totals count as linear."""
 
-_SAVES = 1_000
+_SAVES = 5_000
 """Most saves of a cycle that are told apart."""
 
 

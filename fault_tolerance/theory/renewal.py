@@ -35,6 +35,9 @@ METHODS = ("ckpt", "rep", "spare", "spare_micro_batch")
 _POINTS = 251
 """Points in time of one cycle."""
 
+_ENDED = 1e-8
+"""Probability of no wipe-out yet at which a cycle is cut off."""
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -139,18 +142,16 @@ class _Failures:
 def _failures_of(groups: int, redundancy: int, placement: str, mtbf_s: float, shape: float) -> _Failures:
     enduring = survival_after(groups, redundancy, placement)
     last = int(np.flatnonzero(enduring > 1e-9)[-1])
-    top_share = min((last + 5 * math.sqrt(last) + 20) / groups, 1 - 1e-9)
-    scale = groups * mtbf_s / math.gamma(1 + 1 / shape)
-    time = scale * (-math.log1p(-top_share)) ** (1 / shape) * np.linspace(0, 1, _POINTS) ** 3
-    dead_share = -np.expm1(-((time / scale) ** shape))
     # All small k, and beyond them enough to follow a smooth distribution, each standing for its neighbours.
     failures = np.unique(np.concatenate([np.arange(min(last, 100) + 1), np.linspace(0, last, 200).round()])).astype(int)
     borders = np.concatenate([[-0.5], (failures[1:] + failures[:-1]) / 2, [last + 0.5]])
-    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, groups + 1)))])
-    ways = log_factorial[groups] - log_factorial[failures] - log_factorial[groups - failures]
-    log_dead = np.log(np.maximum(dead_share, 1e-300))[:, None] * failures
-    log_live = np.log1p(-dead_share)[:, None] * (groups - failures)
-    joint = np.exp(ways + log_dead + log_live) * enduring[failures] * np.diff(borders)
+    enduring = enduring[failures] * np.diff(borders)
+
+    scale = groups * mtbf_s / math.gamma(1 + 1 / shape)
+    time = scale * (-math.log1p(-_last_share(groups, failures, enduring))) ** (1 / shape)
+    time = time * np.linspace(0, 1, _POINTS) ** 3
+    dead_share = -np.expm1(-((time / scale) ** shape))
+    joint = _binomial(groups, failures, dead_share) * enduring
     alive = joint.sum(axis=1)
     return _Failures(
         time=time,
@@ -159,6 +160,25 @@ def _failures_of(groups: int, redundancy: int, placement: str, mtbf_s: float, sh
         failure_rate=groups * np.gradient(dead_share, time),
         weights=joint / np.maximum(alive, 1e-300)[:, None],
     )
+
+
+def _last_share(groups: int, failures: npt.NDArray[np.int64], enduring: Array) -> float:
+    """The dead share at which a cycle has all but surely ended."""
+    low, high = 0.0, 1.0 - 1e-12
+    for _ in range(40):
+        middle = (low + high) / 2
+        lives = _binomial(groups, failures, np.array([middle])) @ enduring > _ENDED
+        low, high = (middle, high) if lives else (low, middle)
+    return high
+
+
+def _binomial(groups: int, failures: npt.NDArray[np.int64], dead_share: Array) -> Array:
+    """P(k of N groups are dead), (T, K)."""
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, groups + 1)))])
+    ways = log_factorial[groups] - log_factorial[failures] - log_factorial[groups - failures]
+    log_dead = np.log(np.maximum(dead_share, 1e-300))[:, None] * failures
+    log_live = np.log1p(-dead_share)[:, None] * (groups - failures)
+    return np.asarray(np.exp(ways + log_dead + log_live), dtype=np.float64)
 
 
 def _failures(profile: ClusterProfile, groups: int, redundancy: int, placement: str) -> _Failures:

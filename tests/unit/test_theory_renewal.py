@@ -55,6 +55,17 @@ def test_paper_table(groups, method):
     assert best.availability == pytest.approx(availability, abs=0.07)
 
 
+@pytest.mark.parametrize(("groups", "redundancy", "shape"), [(64, 2, 0.78), (64, 2, 1.0), (16, 2, 0.78), (300, 3, 0.6)])
+def test_many_saves_per_cycle_cost_saves_and_half_a_period(groups, redundancy, shape):
+    profile = ClusterProfile(
+        groups=groups, mtbf_s=50_000, weibull_shape=shape, compute_s=9, all_reduce_s=1, steps=10**7
+    )
+    result = estimate(profile, groups, redundancy, "rep", period_s=3000.0)
+    kept_s = (result.wipe_out_s - 1500) * (1 - 60 / 3000)
+    expected = (result.wipe_out_s + 3600) / kept_s * (9 * redundancy + 1) / 10
+    assert result.time_to_train_ratio == pytest.approx(expected, rel=0.01)
+
+
 def test_short_run_without_a_save_is_geometric():
     """A run that is shorter than a period finishes in one go or starts again from nothing."""
     profile = ClusterProfile(
