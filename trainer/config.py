@@ -245,6 +245,24 @@ class FailuresConfig:
 
 
 @dataclass
+class EmulateConfig:
+    """Emulated accelerators: real computations padded to fixed times, so that groups that share this machine's cores
+    behave in time like machines of their own. Every output of such a run says so."""
+
+    unit_seconds: float = 0.0
+    """Seconds of one unit, forward and backward; 0: as long as it takes."""
+    reduce_seconds: float = 0.0
+    """Seconds of the gradient all-reduce between groups; 0: as long as it takes."""
+    restart_seconds: float = 0.0
+    """Seconds of a global restart, until training resumes; 0: as long as it takes."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is padded."""
+        return self.unit_seconds > 0 or self.reduce_seconds > 0 or self.restart_seconds > 0
+
+
+@dataclass
 class LoggingConfig:
     """What is shown and where it is kept."""
 
@@ -294,6 +312,7 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     fault_tolerance: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
     failures: FailuresConfig = field(default_factory=FailuresConfig)
+    emulate: EmulateConfig = field(default_factory=EmulateConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
 

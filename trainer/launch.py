@@ -162,6 +162,7 @@ class Launcher:
             resume=self._resume,
             masks_failures=settings.backend != "ckpt",
             max_restarts_without_progress=settings.max_restarts_without_progress,
+            least_restart_seconds=self.config.emulate.restart_seconds,
         )
         host, port = self.config.launch.address, 0
         if not self.local:

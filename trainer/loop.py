@@ -22,6 +22,7 @@ from trainer.checkpoint.state import training_state
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.config import Config
 from trainer.data.dataset import BlockDataset
+from trainer.emulate import Pacer
 from trainer.memory import memory_bytes
 from trainer.optim import apply_learning_rate, learning_rate
 from trainer.parallel.group_model import GroupModel
@@ -53,12 +54,13 @@ class TrainingLoop:
         checkpoints: CheckpointWriter,
         membership: Membership,
         injector: Injector,
+        pacer: Pacer,
         first_step: int,
         extra: dict[str, Any],
     ) -> None:
         self.config, self.model, self.optimizer, self.data = config, model, optimizer, data
         self.backend, self.checkpoints, self.membership = backend, checkpoints, membership
-        self.injector, self.first_step, self.extra = injector, first_step, extra
+        self.injector, self.pacer, self.first_step, self.extra = injector, pacer, first_step, extra
         self.schedule = CheckpointSchedule(config)
         self.seconds: dict[str, float] = {}
         self.longest_compute_seconds = 0.0
@@ -86,7 +88,7 @@ class TrainingLoop:
             for batch in work or ():
                 self.compute(step, batch)
             with self.timed("reduce"):
-                work = self.backend.reduce()
+                work = self.pacer.reduce(self.backend)
             if work is None:
                 norm = self.gradient_norm()
                 with self.timed("commit"):
@@ -110,7 +112,7 @@ class TrainingLoop:
         self.injector.at("compute", step)
         statistics = self.backend.buckets.statistics
         if train:
-            with self.timed("compute"):
+            with self.timed("compute"), self.pacer.units(batch):
                 statistics[LOSS] += self.model.run(blocks, on_last_backward=self.backend.overlap)
                 statistics[TOKENS] += blocks[..., 1:].numel()
             statistics[CHECKPOINT_WANTED] += self.schedule.wants_one(self.checkpoints.exists)
@@ -225,6 +227,7 @@ class TrainingLoop:
             "generation": self.backend.generation,
             "memory_bytes": memory_bytes(self.model.mesh.device),
             "skipped": skipped,
+            **self.pacer.record(),
         }
         if total[VALIDATION_TOKENS] > 0:
             record["validation_loss"] = self.validation_loss

@@ -61,6 +61,9 @@ RANGES: dict[str, tuple[float, float]] = {
     "fault_tolerance.max_restarts_without_progress": (0, INFINITY),
     "failures.mtbf_seconds": (1e-3, INFINITY),
     "failures.shape": (0.05, 20),
+    "emulate.unit_seconds": (0, 3600),
+    "emulate.reduce_seconds": (0, 3600),
+    "emulate.restart_seconds": (0, 86400),
     "launch.threads_per_worker": (0, INFINITY),
 }
 """Smallest and largest value of each number; an empty (null) option is not checked."""

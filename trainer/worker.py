@@ -39,6 +39,7 @@ from trainer.checkpoint.writer import CheckpointWriter
 from trainer.config import Config
 from trainer.data.dataset import BlockDataset
 from trainer.data.prepared import PreparedData
+from trainer.emulate import Pacer
 from trainer.loop import Diverged, TrainingLoop
 from trainer.optim import build_optimizer
 from trainer.parallel.group_model import GroupModel
@@ -186,6 +187,7 @@ def train(config: Config, identity: Identity, prepared: PreparedData, membership
         checkpoints=checkpoints,
         membership=membership,
         injector=injector,
+        pacer=Pacer(config.emulate, config.parallel.micro_batches, membership),
         first_step=first.committed,
         extra=_extra(config, prepared),
     )

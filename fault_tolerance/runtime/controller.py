@@ -98,6 +98,7 @@ class Controller:
         resume: gives what every worker of an epoch starts from (JSON; `step` is the committed steps it holds).
         masks_failures: whether the policy may go on without a group; if not, any death is a global restart at once.
         max_restarts_without_progress: global restarts in a row, without a step that had not been committed before.
+        least_restart_seconds: training resumes no sooner after a global restart began (emulation).
     """
 
     def __init__(
@@ -111,11 +112,13 @@ class Controller:
         resume: Callable[[], Message],
         masks_failures: bool,
         max_restarts_without_progress: int,
+        least_restart_seconds: float = 0.0,
     ) -> None:
         self.groups, self.ranks_per_group = groups, ranks_per_group
         self.deadlines, self.supervisor, self.fingerprint = deadlines, supervisor, fingerprint
         self._resume, self._masks_failures = resume, masks_failures
         self._max_restarts = max_restarts_without_progress
+        self._least_restart, self._held_seconds = least_restart_seconds, 0.0
         self.phase = Phase.FORMING
         self.epoch = 0
         self.generation = 0
@@ -283,7 +286,7 @@ class Controller:
         members = self._members.values()
         if self.phase is not Phase.FORMING or len(members) < self.groups * self.ranks_per_group:
             return
-        if not all(member.ready for member in members):
+        if not all(member.ready for member in members) or self._restart_is_held():
             return
         self._live = set(range(self.groups))
         self.generation += 1
@@ -307,7 +310,17 @@ class Controller:
                 to_step=committed,
                 lost_steps=max(0, self._restart_from - committed),
                 seconds=time.monotonic() - self._restart_began,
+                **({"padding_seconds": self._held_seconds} if self._least_restart else {}),
             )
+        self._held_seconds = 0.0
+
+    def _restart_is_held(self) -> bool:
+        """Whether an emulated restart is not over yet; the first generation is published when it is."""
+        left = 0.0 if self._restart_began is None else self._restart_began + self._least_restart - time.monotonic()
+        if left > 0:
+            self._held_seconds = left
+            self._after(left, self._publish_first_generation)
+        return left > 0
 
     def worker_ended(self, group: int, epoch: int, how: str) -> None:
         """The supervisor saw a process of `group` end; it knows more of the cause than a closed connection tells."""

@@ -53,7 +53,7 @@ def test_the_demo_kills_a_group_after_a_checkpoint_and_before_the_end() -> None:
     ("group", "choice"),
     [
         (path.parent.name, path.stem)
-        for group in ("model", "parallel", "optim", "fault_tolerance", "failures", "logging")
+        for group in ("model", "parallel", "optim", "fault_tolerance", "failures", "emulate", "logging")
         for path in sorted((CONF / group).glob("*.yaml"))
         if path.stem != "trace"  # needs events
     ],

@@ -10,6 +10,8 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from trainer.config import EmulateConfig
+
 PLAIN_SECONDS = 5.0
 """Shortest time between plain lines of progress."""
 
@@ -109,6 +111,8 @@ def progress_values(record: dict[str, Any], groups: int) -> str:
     parts.append(f"availability {100 * record['availability']:.1f}%")
     if record.get("stacks") is not None:
         parts.append(f"S {record['stacks']:.3g}")
+    if record.get("emulated") is not None:
+        parts.append("emulated")
     return "  ".join(parts)
 
 
@@ -154,6 +158,26 @@ def restart_line(event: dict[str, Any]) -> str:
     if isinstance(event.get("seconds"), int | float):
         text += f", {event['seconds']:.1f} s"
     return text
+
+
+def emulation_line(settings: EmulateConfig) -> str:
+    """What is padded to which time; such a run tells nothing of this machine's speed."""
+    times = {
+        "a unit": settings.unit_seconds,
+        "a reduction": settings.reduce_seconds,
+        "a restart": settings.restart_seconds,
+    }
+    padded = ", ".join(f"{name} {seconds:g} s" for name, seconds in times.items() if seconds > 0)
+    return f"emulated accelerators: {padded}; times and speeds are not those of this machine"
+
+
+def late_line(part: str, seconds: float, step: int | None) -> str:
+    """A real computation took longer than the time that it is padded to."""
+    option = {"compute": "unit_seconds", "reduce": "reduce_seconds", "restart": "restart_seconds"}[part]
+    return (
+        f"emulated {part} of step {step} was {seconds:.2f} s late: the real one takes longer than emulate.{option}; "
+        "set more, or a smaller model (told once; metrics.jsonl and events.jsonl have every one)"
+    )
 
 
 def quantity(number: float) -> str:

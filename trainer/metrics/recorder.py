@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.config import Config
 from trainer.metrics.accounting import Accounting
-from trainer.metrics.console import Console, failure_line, replan_line, restart_line
+from trainer.metrics.console import Console, emulation_line, failure_line, late_line, replan_line, restart_line
 from trainer.metrics.files import JsonLines, write_json
 from trainer.metrics.peak import run_peak
 from trainer.metrics.wandb_sink import WandbSink
@@ -63,12 +63,15 @@ class RunRecorder:
         self._pending: list[dict[str, Any]] = []
         self._told = 0
         self._failed_checkpoints: set[int | None] = set()
+        self._late: set[str] = set()
         self._summary: dict[str, Any] | None = None
 
     def start(self) -> None:
         """The run begins: time zero of all events, the progress bar, W&B; what MFU needs, unless `model` was called."""
         self._begin = time.monotonic()
         self._console.start()
+        if self._config.emulate.is_on:
+            self._console.line(emulation_line(self._config.emulate))
         if self._config.logging.wandb != "disabled":
             self._sink = WandbSink(self._config, self._run_dir, self._console.warning)
         if not self._model and self._config.model.hf is None:
@@ -144,6 +147,9 @@ class RunRecorder:
             if not record.get("skipped") and record.get("loss") is not None and math.isfinite(record["loss"]):
                 self._final_loss = float(record["loss"])
             entry = {"time": round(now, 6), **record, **self._derived(now, seconds, tokens)}
+            for part in ("compute", "reduce"):
+                if late := record.get("emulated", {}).get(f"{part}_late"):
+                    self._warn_late(part, late, record["step"])
             due = (record["step"] + 1) % self._config.train.log_every == 0
             if due or record["step"] + 1 == self._config.train.steps or record.get("validation_loss") is not None:
                 self._metrics.append(entry)
@@ -205,6 +211,14 @@ class RunRecorder:
         duration = float(seconds) if isinstance(seconds, int | float) else 0.0
         self._accounting.restart(entry["time"], entry.get("lost_steps"), duration)
         self._console.line(restart_line(entry))
+        if entry.get("padding_seconds") == 0:
+            self._warn_late("restart", duration - self._config.emulate.restart_seconds, entry.get("to_step"))
+
+    def _warn_late(self, part: str, seconds: float, step: int | None) -> None:
+        """Once per part: what really ran took longer than what it stands for."""
+        if part not in self._late:
+            self._late.add(part)
+            self._console.warning(late_line(part, seconds, step))
 
     def _tell_pending(self) -> None:
         """Show failures that no replan has explained."""
