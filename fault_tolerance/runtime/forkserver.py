@@ -44,8 +44,9 @@ def _run_worker(module: ModuleType, task: dict[str, Any]) -> None:
         os.dup2(null, 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        sys.stdout = os.fdopen(1, "w", buffering=1)
-        sys.stderr = os.fdopen(2, "w", buffering=1)
+        # closefd: a worker may itself fork workers, whose new objects must not close the descriptors with the old ones
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         faulthandler.enable(sys.stderr)
         os.environ.update(task["environment"])
         status = int(module.run(task) or 0)
