@@ -236,12 +236,15 @@ class FailuresConfig:
     """none, trace or weibull."""
     events: list[FailureEvent] = field(default_factory=list)
     """trace: the failures; each strikes once, also over restarts."""
+    file: str | None = None
+    """trace: a file of recorded deaths of whole groups instead (JSON lines or CSV with time and groups; a run's
+    events.jsonl is one). Times count from the start of training; a group that is dead already is left out."""
     mtbf_seconds: float = 60.0
     """weibull: mean seconds between failures of the whole system."""
     shape: float = 0.78
     """weibull: shape."""
     unit: str = "seconds"
-    """weibull: what mtbf_seconds counts, seconds of wall-clock or committed steps."""
+    """What mtbf_seconds and the times of a file count: seconds of wall-clock or committed steps."""
 
 
 @dataclass

@@ -220,11 +220,22 @@ def _redundancy(config: Config) -> Iterator[str]:
 
 
 def _failures(config: Config) -> Iterator[str]:
-    events = config.failures.events
+    events, file = config.failures.events, config.failures.file
     if config.failures.kind != "trace" and events:
         yield f"failures.events: failures.kind={config.failures.kind} takes none; use failures=trace"
-    if config.failures.kind == "trace" and not events:
-        yield "failures.events: failures=trace needs a list, as [{step: 12, group: 1, phase: compute}]"
+    if config.failures.kind != "trace" and file:
+        yield f"failures.file={file}: failures.kind={config.failures.kind} takes none; use failures=trace"
+    if config.failures.kind == "trace" and not events and not file:
+        yield "failures.events: failures=trace needs a list, as [{step: 12, group: 1, phase: compute}], or a file"
+    if config.failures.kind == "trace" and events and file:
+        yield f"failures.file={file}: takes no failures.events beside it"
+    if file:
+        from fault_tolerance.failures import Trace  # numpy, which most command lines can do without
+
+        try:
+            Trace.from_file(config.parallel.groups, file)
+        except ValueError as error:
+            yield f"failures.file={file}: {error}"
     for index, event in enumerate(events):
         name = f"failures.events[{index}]"
         check_choice(f"{name}.phase", event.phase, EVENT_PHASES)

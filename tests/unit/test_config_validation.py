@@ -158,6 +158,18 @@ def test_failures_that_cannot_strike(event: FailureEvent, text: str) -> None:
     assert text in problem(failures=FailuresConfig(kind="trace", events=[event]))
 
 
+def test_a_trace_file_is_read_before_anything_starts(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"time": 1.5, "groups": [1]}\n{"time": 2.0, "groups": [2]}\n')
+    text = problem(failures=FailuresConfig(kind="trace", file=str(trace)))
+    assert text.startswith("failures.file=") and "group 2" in text
+    validate(config_with(failures=FailuresConfig(kind="trace", file=str(trace)), parallel__groups=4))
+    assert "no such file" in problem(failures=FailuresConfig(kind="trace", file="/nowhere"))
+    assert "use failures=trace" in problem(failures=FailuresConfig(kind="weibull", file=str(trace)))
+    both = FailuresConfig(kind="trace", file=str(trace), events=[FailureEvent()])
+    assert "beside it" in problem(failures=both, parallel__groups=4)
+
+
 def test_events_and_kind_belong_together() -> None:
     assert "use failures=trace" in problem(failures=FailuresConfig(kind="none", events=[FailureEvent()]))
     assert "needs a list" in problem(failures=FailuresConfig(kind="trace"))
