@@ -24,7 +24,7 @@ from trainer.config import Config
 from trainer.data.dataset import BlockDataset
 from trainer.emulate import Pacer
 from trainer.memory import memory_bytes
-from trainer.optim import apply_learning_rate, learning_rate
+from trainer.optim import apply_learning_rate, clip_coefficient, learning_rate
 from trainer.parallel.group_model import GroupModel
 
 LOSS, TOKENS, VALIDATION_LOSS, VALIDATION_TOKENS, CHECKPOINT_WANTED = range(5)
@@ -149,7 +149,7 @@ class TrainingLoop:
                 )
             return rate, True
         self.bad_steps = 0
-        clip = min(1.0, optim.grad_clip / (norm + 1e-6)) if optim.grad_clip > 0 else 1.0
+        clip = clip_coefficient(norm, optim.grad_clip)
         self.backend.buckets.reduced.mul_(clip / total[TOKENS].item())
         apply_learning_rate(self.optimizer, rate)
         self.optimizer.step()

@@ -178,6 +178,9 @@ def train(config: Config, identity: Identity, prepared: PreparedData, membership
         phase_hook=lambda stage: None,
         fence=lambda: membership.is_member,
     )
+    if config.checkpoint.every_steps:
+        state = training_state(model.named_parameters(), optimizer)
+        checkpoints.prepare(identity.group, config.parallel.groups, state)
     loop = TrainingLoop(
         config,
         model=model,

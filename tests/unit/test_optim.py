@@ -149,7 +149,11 @@ def test_apply_learning_rate_reaches_all_groups() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
 
 
-def test_clip_coefficient() -> None:
+def test_clip_coefficient_is_that_of_torch() -> None:
+    for size in (0.1, 1.0, 30.0):
+        clipped, plain = nn.Parameter(torch.zeros(5)), torch.arange(5.0) * size
+        clipped.grad = plain.clone()
+        norm = float(torch.nn.utils.clip_grad_norm_([clipped], 1.0))
+        torch.testing.assert_close(plain * clip_coefficient(norm, 1.0), clipped.grad, rtol=1e-6, atol=0)
     assert clip_coefficient(0.5, 1.0) == 1.0
-    assert clip_coefficient(4.0, 1.0) == 0.25
     assert clip_coefficient(4.0, 0.0) == 1.0
