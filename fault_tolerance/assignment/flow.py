@@ -258,8 +258,8 @@ class Flow:
     def _send(self, wanted: dict[int, int], search: Search) -> None:
         """Send as many wanted units as possible along edges of reduced cost 0.
 
-        Paths are sought backward, from a type next to a group with room to a wanted type: first only on the way that the
-        search took, which nearly always is enough, then everywhere. What was left without success there leads back to
+        Paths are sought backward, from a type next to a group with room to a wanted type: first only on the way that
+        the search took, which nearly always is enough, then everywhere. What was left without success leads back to
         no wanted type, now or later at this price, and stays marked; a successful path is unmarked.
         """
         seen_types, seen_hosts = bytearray(len(self.load)), bytearray(len(self.load))
