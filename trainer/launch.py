@@ -73,16 +73,14 @@ class Launcher:
 
     def run(self) -> int:
         """Trains; returns the exit status (0 well, 1 failed, 128 + n at signal n)."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
-        self.folder.logs.mkdir(parents=True, exist_ok=True)
-        configuration.save(self.config, self.folder.config)
-        if self.local:
-            self.forkserver = ForkServerClient(
-                "trainer.worker", self._environment(), self._from_forkserver, self._inherit
-            )
         recorder: RunRecorder | None = None
         try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self._on_signal)
+            self.folder.logs.mkdir(parents=True, exist_ok=True)
+            configuration.save(self.config, self.folder.config)
+            if self.local:
+                self._start_forkserver(self._inherit)
             self.prepared = prepare_data(self.config)
             recorder = self.recorder = RunRecorder(self.config, self.folder.path)
             recorder.start()
@@ -92,6 +90,8 @@ class Launcher:
                 self._start_workers(epoch=0)
             status, final = self._supervise()
         except _Stopped as stopped:
+            if recorder is not None:
+                recorder.warning(f"{stopped}: the run ends")
             status, final = 128 + stopped.number, {}
         except Exception:
             if recorder is not None:
@@ -111,6 +111,7 @@ class Launcher:
         if self._supervising:
             self.happenings.put(("signal", number))
         elif not self._ending:
+            self._ending = True
             raise _Stopped(number)
 
     def _supervise(self) -> tuple[int, dict[str, Any]]:
@@ -133,8 +134,7 @@ class Launcher:
                 self._call_controller(self.controller.stop())
                 return 128 + payload, {}
             elif kind == "gone":
-                self.recorder.warning("the fork server died, and all workers with it")
-                return 1, {}
+                self._renew_forkserver()
 
     # -- controller and store ---------------------------------------------------------------------------------------
 
@@ -260,6 +260,16 @@ class Launcher:
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return environment
 
+    def _start_forkserver(self, inherit: bool) -> None:
+        self.forkserver = ForkServerClient("trainer.worker", self._environment(), self._from_forkserver, inherit)
+
+    def _renew_forkserver(self) -> None:
+        """Starts a new fork server where the old one has died; the controller has the workers begin anew."""
+        if self.forkserver is not None and self.forkserver.is_gone:
+            self.recorder.warning("the fork server died, and all workers with it: a new one starts")
+            self.forkserver.close(patience=self.deadlines.shutdown)
+            self._start_forkserver(inherit=False)
+
     def _start_workers(self, epoch: int) -> None:
         assert self.forkserver is not None
         self._epoch = epoch
@@ -292,6 +302,9 @@ class Launcher:
             self._worker_ended(message["task"], message["pid"], message["status"])
             self._unended.discard(message["task"])
         elif message["type"] == "gone" and not self._ending:
+            for task in sorted(self._unended):
+                self._worker_ended(task, self._running.pop(task, 0), -signal.SIGKILL)
+            self._unended.clear()
             self.happenings.put(("gone", None))
 
     def _worker_ended(self, task: str, pid: int, status: int) -> None:
@@ -315,6 +328,7 @@ class Launcher:
             return
         self.forkserver.kill(None)
         self._await_no_worker()
+        self._renew_forkserver()
         self._soon(self.controller.workers_ended)
         self._start_workers(epoch)
 

@@ -40,12 +40,15 @@ class ForkServerClient:
         self._process: _Server = _forked(module, environment) if inherit else _spawned(module, environment)
         self._lock = threading.Lock()
         self._on_message = on_message
+        self.is_gone = False
+        """The server has ended, and every worker with it."""
         self._reader = threading.Thread(target=self._read, name="fork server", daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         for line in self._process.output:
             self._on_message(json.loads(line))
+        self.is_gone = True
         self._on_message({"type": "gone"})
 
     def _tell(self, command: dict[str, Any]) -> None:

@@ -50,25 +50,26 @@ def test_its_death_leaves_no_orphan(start: Any) -> None:
     run.until_gone(ORPHAN_SECONDS)
 
 
-def test_the_death_of_the_fork_server_ends_the_run(start: Any) -> None:
-    run = long_run(start)
-    run.until_step(2)
+def test_the_death_of_the_fork_server_is_a_global_restart(start: Any, same: Any) -> None:
+    run = start(train__steps=60, checkpoint__asynchronous=False)
+    run.until_step(12)
     (server,) = psutil.Process(run.launcher).children()
     server.kill()
-    run.finish(status=1, seconds=20)
+    run.finish()
+    same(run, global_restarts=1)
     assert "fork server" in run.output
 
 
 def test_a_frozen_launcher_comes_back(start: Any, same: Any) -> None:
     """Longer than a worker may be silent, at several moments: nobody is evicted for what the launcher did not hear."""
     run = start(
-        train__steps=120,
+        train__steps=60,
         fault_tolerance__timeout_seconds=3.0,
         fault_tolerance__backend="spare",
         fault_tolerance__redundancy=2,
         fault_tolerance__exact=True,
     )
-    for step in (2, 30, 60):
+    for step in (2, 15, 30):
         run.until_step(step)
         os.kill(run.launcher, signal.SIGSTOP)
         time.sleep(1.6)
