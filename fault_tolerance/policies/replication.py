@@ -92,7 +92,7 @@ class Replication(MaskingPolicy):
 
     def _restore(self) -> MaskingPlan:
         self._alive = bytearray(b"\x01" * self.groups)
-        self._live_per_type = [self.placement.redundancy] * self.groups
+        self._live_on = [list(hosts) for hosts in self.placement.hosts]
         return self._snapshot()
 
     def _remove(self, dead: Collection[int]) -> Change:
@@ -100,20 +100,20 @@ class Replication(MaskingPolicy):
         for group in dead:
             self._alive[group] = 0
             for kind in self.placement.stacks[group]:
-                self._live_per_type[kind] -= 1
+                self._live_on[kind].remove(group)
         for group in dead:
-            lost += [kind for kind in self.placement.stacks[group] if not self._live_per_type[kind]]
+            lost += [kind for kind in self.placement.stacks[group] if not self._live_on[kind]]
         return Change(-1, 0, tuple(sorted({*lost, *self._lost})))
 
     def _add(self, joined: Collection[int]) -> Change:
         for group in joined:
             self._alive[group] = 1
-            for kind in self.placement.stacks[group]:
-                self._live_per_type[kind] += 1
-        return Change(-1, 0, tuple(kind for kind, count in enumerate(self._live_per_type) if not count))
+        for kind in {kind for group in joined for kind in self.placement.stacks[group]}:
+            self._live_on[kind] = [host for host in self.placement.hosts[kind] if self._alive[host]]
+        return Change(-1, 0, tuple(kind for kind, hosts in enumerate(self._live_on) if not hosts))
 
     def _snapshot(self) -> MaskingPlan:
         return ReplicationPlan(self.placement, self.micro_batches, bytes(self._alive))
 
     def _live_hosts(self) -> Sequence[Sequence[int]]:
-        return [[host for host in hosts if self._alive[host]] for hosts in self.placement.hosts]
+        return self._live_on
