@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -35,25 +36,24 @@ def _interruptible(
     call: Callable[[], Result], membership: Membership, generation: int, deadline: float, what: str
 ) -> Result:
     """Runs `call` in a thread that may be left behind, until it returns or a later generation begins."""
-    outcome: list[tuple[Result | None, BaseException | None]] = []
+    outcome: Future[Result] = Future()
 
     def run() -> None:
         try:
-            result = (call(), None)
+            outcome.set_result(call())
         except Exception as error:
-            result = (None, error)
+            outcome.set_exception(error)
         with membership.changed:
-            outcome.append(result)
             membership.changed.notify_all()
 
     threading.Thread(target=run, name=what, daemon=True).start()
-    membership.wait(lambda: bool(outcome) or membership.is_stale(generation), deadline, what)
-    if not outcome:
+    membership.wait(lambda: outcome.done() or membership.is_stale(generation), deadline, what)
+    if not outcome.done():
         raise MembershipChanged(f"generation {generation} was superseded")
-    value, error = outcome[0]
-    if error is not None:
+    try:
+        return outcome.result()
+    except Exception as error:
         raise CommunicatorError(f"{what}: {error}") from error
-    return value  # type: ignore[return-value]
 
 
 class Communicator:
