@@ -142,9 +142,10 @@ class Launcher:
         import torch.distributed as dist
 
         listener = socket.create_server((self.config.launch.address, 0), backlog=4096)
-        self.store_address = listener.getsockname()[:2]
+        host, self.store_port = listener.getsockname()[:2]
         self._store = dist.TCPStore(
-            *self.store_address,
+            host,
+            self.store_port,
             is_master=True,
             wait_for_workers=False,
             timeout=timedelta(seconds=self.deadlines.startup),
@@ -190,7 +191,7 @@ class Launcher:
 
     def _resume(self) -> Message:
         """What the workers of an epoch start from: the newest verified checkpoint."""
-        start: Message = {"checkpoint": None, "parts": 0, "step": 0, "store": list(self.store_address)}
+        start: Message = {"checkpoint": None, "parts": 0, "step": 0, "store_port": self.store_port}
         how = self.config.checkpoint.resume
         for _, message in self.catalog.remove_stale():
             self.recorder.warning(message)

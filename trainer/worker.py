@@ -135,7 +135,7 @@ def train(config: Config, identity: Identity, prepared: PreparedData, membership
     """Builds this rank, trains, and hands in the result."""
     device = _device(config, identity)
     _seed_everything(config)
-    store_address = tuple(membership.resume["store"])
+    store_address = identity.controller[0], membership.resume["store_port"]  # the controller's host holds it
     deadlines = membership.deadlines
     _start_group(config, identity, membership, store_address, device)
     mesh = GroupMesh(config.parallel, device)
