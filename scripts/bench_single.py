@@ -1,8 +1,8 @@
 """Speed of one process against a plain loop around transformers' LlamaForCausalLM.
 
 Both train the same model on the same batches with fused AdamW, in interleaved pairs, so that a noisy machine hits
-both alike; the ratio of each pair is taken and the median reported. Each is also given as a share of the machine's
-matrix-product peak, measured in the same run.
+both alike; the ratio of each pair is taken and the median reported, of elapsed time and of processor time (which other
+processes disturb less). Each is also given as a share of the machine's matrix-product peak, measured in the same run.
 
     python scripts/bench_single.py [--model small] [--batch 4] [--length 256] [--pairs 10] [--threads 1] [--compile]
 """
@@ -73,26 +73,26 @@ def our_step(config: ModelConfig, length: int, compiled: bool) -> Step:
 
 
 def matmul_peak(seconds: float = 1.0, size: int = 1024) -> float:
-    """Best float32 matrix-product speed seen, in FLOP/s."""
+    """Best float32 matrix-product speed seen, in FLOP per processor second (of one thread)."""
     a, b = torch.randn(size, size), torch.randn(size, size)
     out, best, end = torch.empty(size, size), 0.0, time.perf_counter() + seconds
     while time.perf_counter() < end:
-        start = time.perf_counter()
+        start = time.process_time()
         torch.mm(a, b, out=out)
-        best = max(best, 2 * size**3 / (time.perf_counter() - start))
+        best = max(best, 2 * size**3 / (time.process_time() - start))
     return best
 
 
-def measure(steps: dict[str, Step], blocks: Tensor, pairs: int) -> dict[str, list[float]]:
-    """Seconds of each step, pair by pair, in alternating order after two steps of warm-up."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
+def measure(steps: dict[str, Step], blocks: Tensor, pairs: int) -> dict[str, list[tuple[float, float]]]:
+    """(Elapsed, processor) seconds of each step, pair by pair, in alternating order after two steps of warm-up."""
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     for index in range(-2, pairs):
         order = list(steps) if index % 2 else list(reversed(steps))
         for name in order:
-            start = time.perf_counter()
+            start, busy = time.perf_counter(), time.process_time()
             steps[name](blocks[index % len(blocks)])
             if index >= 0:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append((time.perf_counter() - start, time.process_time() - busy))
     return seconds
 
 
@@ -122,12 +122,19 @@ def main() -> None:
     kind = "compiled" if options.compile else "eager"
     print(f"{options.model}, {options.batch} x {options.length} tokens, {kind}; peak {peak / 1e9:.0f} GFLOP/s")
     for name, values in seconds.items():
-        median = statistics.median(values)
-        print(f"{name:>12}: {tokens / median:7.0f} tokens/s, {flops / median / peak:.3f} of the peak")
-    ratios = [plain / ours for plain, ours in zip(seconds["transformers"], seconds["trainer"], strict=True)]
-    print(
-        f"trainer / transformers: {statistics.median(ratios):.3f} (pairs from {min(ratios):.3f} to {max(ratios):.3f})"
-    )
+        elapsed, busy = (statistics.median(part) for part in zip(*values, strict=True))
+        share = flops / busy / peak
+        print(f"{name:>12}: {tokens / elapsed:7.0f} tokens/s, {share:.3f} of the peak per processor second and thread")
+    for index, kind in enumerate(("elapsed", "processor")):
+        pairs = zip(seconds["transformers"], seconds["trainer"], strict=True)
+        ratios = [plain[index] / ours[index] for plain, ours in pairs]
+        spread = f"pairs from {min(ratios):.3f} to {max(ratios):.3f}"
+        best = min(values[index] for values in seconds["transformers"]) / min(
+            values[index] for values in seconds["trainer"]
+        )
+        print(
+            f"trainer / transformers, {kind} time: {statistics.median(ratios):.3f} ({spread}; best of each {best:.3f})"
+        )
 
 
 if __name__ == "__main__":
