@@ -44,8 +44,14 @@ def test_every_way_to_end(start: Any, same: Any) -> None:
     ways = ["exit", "exception", "SIGTERM"]
     dying = survivable("cyclic", 6, 3, range(6), 3)
     events = [strike(step, group, signal=way) for step, (group, way) in enumerate(zip(dying, ways, strict=True), 2)]
-    run = start(parallel__groups=6, train__global_batch=12, fault_tolerance__backend="spare",
-                fault_tolerance__redundancy=3, fault_tolerance__exact=True, failures__events=events).finish()  # fmt: skip
+    run = start(
+        parallel__groups=6,
+        train__global_batch=12,
+        fault_tolerance__backend="spare",
+        fault_tolerance__redundancy=3,
+        fault_tolerance__exact=True,
+        failures__events=events,
+    ).finish()
     same(run, failures=3, masked_failures=3, global_restarts=0)
     causes = {failure["groups"][0]: failure["cause"] for failure in run.events("failure")}
     assert "status 1" in causes[dying[0]]
@@ -74,8 +80,14 @@ def test_two_at_once_then_two_in_the_recovery_then_one_more(start: Any, same: An
 
 def test_down_to_one_group(start: Any, same: Any) -> None:
     events = [strike(2, 1, "commit"), strike(4, 0, "reduce")]
-    run = start(parallel__groups=3, train__global_batch=6, fault_tolerance__backend="spare",
-                fault_tolerance__redundancy=3, fault_tolerance__exact=True, failures__events=events).finish()  # fmt: skip
+    run = start(
+        parallel__groups=3,
+        train__global_batch=6,
+        fault_tolerance__backend="spare",
+        fault_tolerance__redundancy=3,
+        fault_tolerance__exact=True,
+        failures__events=events,
+    ).finish()
     same(run, failures=2, masked_failures=2, global_restarts=0)
     assert run.lines("metrics.jsonl")[-1]["live_groups"] == 1
 
