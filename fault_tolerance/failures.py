@@ -166,28 +166,40 @@ class Trace:
 
     def next(self) -> Failure | None:
         """See FailureProcess."""
-        while self._cursor < len(self._failures):
-            time, groups = self._failures[self._cursor]
-            if struck := tuple(group for group in groups if group not in self._dead):
-                return time, struck
-            self._cursor += 1
-        return None
+        index = self._coming()
+        return None if index is None else (self._failures[index][0], self._struck(index))
 
     def pop(self) -> Failure | None:
         """See FailureProcess."""
-        failure = self.next()
-        if failure is not None:
-            self._cursor += 1
-            self._dead.update(failure[1])
+        index = self._coming()
+        if index is None:
+            return None
+        failure = self._failures[index][0], self._struck(index)
+        self._cursor = index + 1
+        self._dead.update(failure[1])
         return failure
 
     def revive(self, group: int, now: float) -> None:
         """See FailureProcess; what was recorded for the group before `now` is past."""
         if group not in self._dead:
             raise ValueError(f"group {group} is live: it cannot be revived")
-        # Failures come in order, so those of this group before `now` have been skipped or popped once the caller has
-        # taken everything up to `now`; what it has not taken strikes late rather than never.
+        # If the caller has taken everything up to `now`, only failures of dead groups are left before it.
+        while self._cursor < len(self._failures) and self._failures[self._cursor][0] < now:
+            if self._struck(self._cursor):
+                break
+            self._cursor += 1
         self._dead.discard(group)
+
+    def _coming(self) -> int | None:
+        """Index of the next failure that strikes a live group. The cursor stays: the groups of those before it are
+        dead now, but a restart may come before their time does."""
+        for index in range(self._cursor, len(self._failures)):
+            if self._struck(index):
+                return index
+        return None
+
+    def _struck(self, index: int) -> tuple[int, ...]:
+        return tuple([group for group in self._failures[index][1] if group not in self._dead])
 
     def discard(self, groups: Iterable[int]) -> None:
         """See FailureProcess."""

@@ -72,6 +72,7 @@ def main() -> int:
     parser.add_argument("--groups", type=int, default=32)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--methods", nargs="+", default=[name for name, _ in METHOD_ROWS], help="default: all")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -81,7 +82,7 @@ def main() -> int:
     print(
         f"{'method':20s} {'r':>2s} {'seed':>4s} {'ours':>9s} {'SimGrid':>9s} {'differ':>10s}  failures restarts seconds"
     )
-    for method, redundancy in METHOD_ROWS:
+    for method, redundancy in [row for row in METHOD_ROWS if row[0] in options.methods]:
         for seed in range(options.seeds):
             start = time.perf_counter()
             ours = case_of(method, redundancy, options.groups, options.steps, seed).run()
