@@ -347,9 +347,7 @@ def resolve(cfg: DictConfig) -> Config:
 
 def to_dict(config: Config) -> dict[str, Any]:
     """The config as nested plain dicts."""
-    plain = OmegaConf.to_container(OmegaConf.structured(config))
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    return dataclasses.asdict(config)
 
 
 def save(config: Config, path: Path) -> None:
