@@ -18,6 +18,7 @@ import queue
 import statistics
 import sys
 import tempfile
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -44,20 +45,25 @@ BACKENDS: dict[str, dict[str, Any]] = {
 class Server:
     """A warm fork server whose tasks are waited for."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, patience: float = PATIENCE_SECONDS) -> None:
+        self._patience = patience
         self._ends: queue.Queue[dict[str, Any]] = queue.Queue()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(SCRIPTS)}
         self._client = ForkServerClient(module, environment, self._ends.put)
 
-    def run(self, tasks: list[dict[str, Any]]) -> None:
-        """Runs tasks side by side; raises RuntimeError if one fails."""
+    def run(self, tasks: list[dict[str, Any]], killed: Collection[str] = ()) -> None:
+        """Runs tasks side by side; raises RuntimeError if one fails that is not among the `killed` by intention."""
         self._client.start([{"environment": {}, **task} for task in tasks])
         left = {task["name"] for task in tasks}
         while left:
-            message = self._ends.get(timeout=PATIENCE_SECONDS)
+            try:
+                message = self._ends.get(timeout=self._patience)
+            except queue.Empty:
+                self._client.kill(None)
+                raise RuntimeError(f"{', '.join(sorted(left))}: not done within {self._patience:.0f} s") from None
             if message["type"] == "exited":
                 left.discard(message["task"])
-                if message["status"] != 0:
+                if message["status"] != 0 and message["task"] not in killed:
                     log = next(task["log"] for task in tasks if task["name"] == message["task"])
                     raise RuntimeError(
                         f"{message['task']} ended with status {message['status']}:\n{Path(log).read_text()}"

@@ -196,29 +196,32 @@ class LiveBackend:
     def _try_commit(self, check: float) -> bool:
         """The one all-reduce of the commit: every rank enters it after its whole group holds the sums."""
         assert self._communicator is not None
-        pair = torch.tensor([check, -check], dtype=torch.float64)
         if not math.isfinite(check):
-            pair.zero_()  # a gradient that is not finite is the loop's affair, on all groups alike
+            check = 0.0  # a gradient that is not finite is the loop's affair, on all groups alike
+        patched = self._recovery.patch_seconds if self._recovery else 0.0
+        ballot = torch.tensor([check, -check, patched], dtype=torch.float64)
         try:
-            self._communicator.start_all_reduce(pair, dist.ReduceOp.MAX)
+            self._communicator.start_all_reduce(ballot, dist.ReduceOp.MAX)
             self._communicator.wait()
         except MembershipChanged:
             return False
         except CommunicatorError as error:
             self._membership.report_error(self._applied.number, str(error))
             return False
-        if pair[0] != -pair[1]:
+        if ballot[0] != -ballot[1]:
             raise GlobalRestart(
-                f"groups disagree on the gradient norm of step {self._step} ({-pair[1]:.9g} to {pair[0]:.9g}): "
+                f"groups disagree on the gradient norm of step {self._step} ({-ballot[1]:.9g} to {ballot[0]:.9g}): "
                 "one of them holds other bits"
             )
+        if self._recovery:
+            self._recovery.longest_patch_seconds = ballot[2].item()
         return True
 
     # -- a change of membership -------------------------------------------------------------------------------------
 
     def _apply(self, generation: Generation) -> Work:
         assert generation.committed <= self._step, "a generation is applied in the step that it names"
-        noticed = time.monotonic() - generation.noticed_seconds_ago
+        took_up = time.monotonic()
         self._give_up_communicator()
         self._membership.progress("recovery")
         self._injector.at("recovery", self._step)
@@ -234,7 +237,15 @@ class LiveBackend:
             return []
         self._plan = decision.plan
         self._stacks += decision.patch_stacks
-        self._recovery = _Recovery(generation, decision, noticed, began, replanned, self._recovery)
+        self._recovery = _Recovery(
+            generation,
+            decision,
+            published=self._membership.heard_at(generation.number),
+            took_up=took_up,
+            began=began,
+            replanned=replanned,
+            earlier=self._recovery,
+        )
         return self._batches(tuple(decision.patch.get(self._group, ())))
 
     def _report_recovery(self) -> None:
@@ -256,25 +267,41 @@ class LiveBackend:
 
 
 class _Recovery:
-    """Times of one recovery (a chain of them where failures nest), for the event `replan`. Seconds, monotonic."""
+    """Times of one recovery (a chain of them where failures nest), for the event `replan`. Seconds, monotonic.
+
+    Args:
+        published: when this rank heard of the generation.
+        took_up: when its main thread turned to it.
+        began, replanned: around the policy's decision.
+    """
 
     def __init__(
         self,
         generation: Generation,
         decision: Replan,
-        noticed: float,
+        *,
+        published: float,
+        took_up: float,
         began: float,
         replanned: float,
         earlier: _Recovery | None,
     ) -> None:
         self._generation, self._decision = generation, decision
-        self._noticed = earlier._noticed if earlier else noticed
-        self._agreed_seconds = generation.noticed_seconds_ago
-        self._began, self._replanned = began, replanned
+        self._published, self._took_up, self._began, self._replanned = published, took_up, began, replanned
+        self._noticed = earlier._noticed if earlier else published - generation.noticed_seconds_ago
+        self._detect_seconds = max(generation.silent_seconds, earlier._detect_seconds if earlier else 0.0)
         self._deaths = (*(earlier._deaths if earlier else ()), *generation.deaths)
         self._stacks_before = earlier._stacks_before if earlier else decision.stacks_before
+        self._patch_seconds_before = earlier.patch_seconds if earlier else 0.0
         self.patched = replanned
         self.rebuilt = replanned
+        self.longest_patch_seconds = 0.0
+        """Most patch seconds of any group: what the step waited for."""
+
+    @property
+    def patch_seconds(self) -> float:
+        """This group's seconds of patch compute."""
+        return self._patch_seconds_before + self.patched - self._replanned
 
     def fields(self, committed: float) -> dict[str, object]:
         """Fields of the event; `committed` is when the step committed."""
@@ -288,11 +315,16 @@ class _Recovery:
             "stacks_before": self._stacks_before,
             "stacks_after": decision.stacks_after,
             "patch_stacks": decision.patch_stacks,
+            "committed_unix_time": time.time() - (time.monotonic() - committed),
             "seconds": {
-                "agree": self._agreed_seconds,
+                "detect": self._detect_seconds,
+                "agree": self._generation.noticed_seconds_ago,
+                "take_up": self._took_up - self._published,
+                "tear_down": self._began - self._took_up,
                 "replan": self._replanned - self._began,
-                "patch": self.patched - self._replanned,
+                "patch": max(self.longest_patch_seconds, self.patch_seconds),
                 "rebuild": self.rebuilt - self.patched,
+                "reduce": committed - self.rebuilt,
                 "total": committed - self._noticed,
             },
         }

@@ -86,6 +86,7 @@ class _Agreement:
     number: int
     started: float
     noticed: float
+    silent_seconds: float
     deaths: list[int] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
 
@@ -332,10 +333,10 @@ class Controller:
         else:
             self._group_died(group, how)
 
-    def _group_died(self, group: int, cause: str, phase: str | None = None) -> None:
-        """A process of `group` ended or must end; its whole group leaves. `phase`: what it was last heard to do."""
-        if phase is None:
-            phase = next((member.phase for member in self._of([group])), "unknown")
+    def _group_died(self, group: int, cause: str, lost: Member | None = None) -> None:
+        """A process of `group` ended or must end; its whole group leaves. `lost`: that process, where it is known."""
+        lost = lost or next(iter(self._of([group])), None)
+        phase, silent = ("unknown", 0.0) if lost is None else (lost.phase, time.monotonic() - lost.last_seen)
         if self.phase in (Phase.ENDED, Phase.RESTARTING):
             return
         if self.phase is Phase.FORMING:
@@ -356,7 +357,7 @@ class Controller:
         elif not self._masks_failures and any(member.done is None for member in self._of(self._live)):
             self._restart(f"group {group} was lost: {cause}")
         else:
-            self._begin_agreement([group], [f"group {group}: {cause}"])
+            self._begin_agreement([group], [f"group {group}: {cause}"], silent)
             self._finish_if_done()
 
     def _note_failure(self, group: int, phase: str, cause: str) -> None:
@@ -385,7 +386,7 @@ class Controller:
         for group in list(self._untold_failures):
             self._tell_failure(group)
 
-    def _begin_agreement(self, deaths: list[int], causes: list[str]) -> None:
+    def _begin_agreement(self, deaths: list[int], causes: list[str], silent_seconds: float = 0.0) -> None:
         now = time.monotonic()
         before = self._agreement
         self.generation += 1
@@ -393,6 +394,7 @@ class Controller:
             self.generation,
             now,
             before.noticed if before else now,
+            before.silent_seconds if before else silent_seconds,
             (before.deaths if before else []) + deaths,
             (before.causes if before else []) + causes,
         )
@@ -419,6 +421,7 @@ class Controller:
                 deaths=tuple(sorted(agreement.deaths)),
                 committed=committed,
                 noticed_seconds_ago=now - agreement.noticed,
+                silent_seconds=agreement.silent_seconds,
                 causes=tuple(agreement.causes),
             ).to_message()
         )
@@ -429,7 +432,7 @@ class Controller:
         if member.done is not None:
             return
         del self._members[member.group, member.rank]
-        self._group_died(member.group, f"rank {member.rank} (process {member.pid}) is gone", member.phase)
+        self._group_died(member.group, f"rank {member.rank} (process {member.pid}) is gone", member)
 
     # -- deadlines --------------------------------------------------------------------------------------------------
 
@@ -444,7 +447,7 @@ class Controller:
             for member in list(self._members.values()):
                 reason = self._overdue(member, now)
                 if reason is not None and self._members.get((member.group, member.rank)) is member:
-                    self._group_died(member.group, f"rank {member.rank} (process {member.pid}) {reason}", member.phase)
+                    self._group_died(member.group, f"rank {member.rank} (process {member.pid}) {reason}", member)
             if self.phase is Phase.FORMING and now - self._forming_since > self.deadlines.startup:
                 missing = self.groups * self.ranks_per_group - sum(member.ready for member in self._members.values())
                 self._restart(f"{missing} workers were not ready within {self.deadlines.startup:.0f} s")

@@ -19,6 +19,7 @@ class Generation:
         committed: steps that count. A rank that saw an error in the commit of step s commits it after all when
             committed > s: another rank passed. The deaths apply to step `committed`, the one in flight.
         noticed_seconds_ago: from the first notice of a death to the publication (seconds).
+        silent_seconds: from the last sign of life of what died to the first notice of it: no detection took longer.
         causes: one line for people per death.
     """
 
@@ -29,6 +30,7 @@ class Generation:
     joins: tuple[int, ...] = ()
     committed: int = 0
     noticed_seconds_ago: float = 0.0
+    silent_seconds: float = 0.0
     causes: tuple[str, ...] = ()
 
     def to_message(self) -> Message:

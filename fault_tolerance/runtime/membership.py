@@ -51,6 +51,7 @@ class Membership:
         self._connection = Connection(host, port, timeout=deadlines.timeout)
         self._prepared = 0
         self._generations: list[Generation] = []
+        self._heard_at: dict[int, float] = {}
         self._in_commit = False
         self._committed = 0
         self._unacknowledged: int | None = None
@@ -114,6 +115,7 @@ class Membership:
             with self.changed:
                 generation = Generation.from_message(message)
                 self._generations.append(generation)
+                self._heard_at[generation.number] = time.monotonic()
                 self._prepared = max(self._prepared, generation.number)
                 self.changed.notify_all()
         elif kind == "bye":
@@ -192,6 +194,10 @@ class Membership:
     def published(self, after: int, up_to: int) -> list[Generation]:
         """Published generations after one and up to another, oldest first."""
         return [generation for generation in self._generations if after < generation.number <= up_to]
+
+    def heard_at(self, generation: int) -> float:
+        """When a published generation reached this rank (monotonic seconds)."""
+        return self._heard_at[generation]
 
     def wait(self, predicate: Callable[[], bool], deadline: float, what: str) -> None:
         """Waits until `predicate` holds; whoever changes what it looks at notifies `changed`.

@@ -61,6 +61,9 @@ class ScriptedMembership:
         self._published = self._next.number
         return self._next
 
+    def heard_at(self, generation: int) -> float:
+        return 0.0
+
     def is_stale(self, generation: int) -> bool:
         return self._published > generation
 
