@@ -288,10 +288,10 @@ class _Recovery:
     ) -> None:
         self._generation, self._decision = generation, decision
         self._published, self._took_up, self._began, self._replanned = published, took_up, began, replanned
-        self._noticed = earlier._noticed if earlier else published - generation.noticed_seconds_ago
-        self._detect_seconds = max(generation.silent_seconds, earlier._detect_seconds if earlier else 0.0)
-        self._deaths = (*(earlier._deaths if earlier else ()), *generation.deaths)
-        self._stacks_before = earlier._stacks_before if earlier else decision.stacks_before
+        self._noticed: float = earlier._noticed if earlier else published - generation.noticed_seconds_ago
+        self._detect_seconds: float = max(generation.silent_seconds, earlier._detect_seconds if earlier else 0.0)
+        self._deaths: tuple[int, ...] = (*(earlier._deaths if earlier else ()), *generation.deaths)
+        self._stacks_before: int | float = earlier._stacks_before if earlier else decision.stacks_before
         self._patch_seconds_before = earlier.patch_seconds if earlier else 0.0
         self.patched = replanned
         self.rebuilt = replanned
