@@ -36,13 +36,13 @@ class FailureDriver:
         self._began: float | None = None
         self._last_step = config.train.steps
         self._running = threading.Event()
-        if not self._in_steps:
-            threading.Thread(target=self._watch, name="failures", daemon=True).start()
 
     def begin(self, step: int) -> None:
         """All groups are live and new, from committed step `step` on."""
         if self._began is None:
             self._began = time.monotonic()
+            if not self._in_steps:  # not before training begins: a launcher with threads could not fork
+                threading.Thread(target=self._watch, name="failures", daemon=True).start()
         with self._lock:
             self._process.reset(float(step) if self._in_steps else time.monotonic() - self._began)
         self._running.set()
