@@ -1,0 +1,108 @@
+"""Durations of a live run as a simulation needs them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+from fault_tolerance.failures import Failure, Trace
+from fault_tolerance.policies.base import Policy
+from fault_tolerance.simulation.engine import simulate
+from fault_tolerance.simulation.result import Result
+from fault_tolerance.simulation.scenario import Scenario
+from trainer.config import Config
+from trainer.report.history import History, Span
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Mean seconds, as measured in one live run; None where it had no such thing."""
+
+    unit: float
+    """Forward and backward of one unit."""
+    other: float
+    """A step beyond its units: all-reduce, commit, optimizer."""
+    recovery: float | None
+    """A masked death beyond its patch: agreement, replan, new communicator."""
+    restart: float | None
+    """A global restart, from the decision until training has resumed."""
+    save: float | None
+    """Training stands still this long for a checkpoint."""
+
+    @classmethod
+    def measure(cls, history: History) -> Durations:
+        """Measures a run."""
+        return cls(
+            unit=history.stack_seconds / history.config.parallel.micro_batches,
+            other=history.other_seconds,
+            recovery=_mean([_extra(history, span) for span in history.spans if _was_masked(span)]),
+            restart=_mean(_restarts(history)),
+            save=_mean([_extra(history, span, save=True) for span in history.spans if _has_saved(span)]),
+        )
+
+    def filled(self, others: Sequence[Durations]) -> Durations:
+        """With the median of other rows where this one has measured nothing (0 where none has)."""
+        values = asdict(self)
+        for entry in fields(self):
+            if values[entry.name] is None:
+                known = [value for other in others if (value := getattr(other, entry.name)) is not None]
+                values[entry.name] = statistics.median(known) if known else 0.0
+        return Durations(**values)
+
+
+def replay(config: Config, policy: Policy, durations: Durations, failures: Sequence[Failure]) -> Result:
+    """Simulates a run's configuration under recorded failures, without noise, with its timeline.
+
+    Args:
+        durations: without gaps (`Durations.filled`).
+    """
+    assert durations.recovery is not None and durations.restart is not None and durations.save is not None
+    groups = config.parallel.groups
+    scenario = Scenario(
+        groups=groups,
+        steps=config.train.steps,
+        stack_seconds=durations.unit * config.parallel.micro_batches,
+        reduce_seconds=durations.other,
+        restart_seconds=durations.restart,
+        save_seconds=durations.save,
+        shrink_seconds=durations.recovery,
+        noise_std=0.0,
+        checkpoint_period_seconds=config.checkpoint.every_seconds or None,
+        checkpoint_every_steps=config.checkpoint.every_steps or None,
+        notice="immediate" if config.fault_tolerance.backend == "ckpt" else "synchronisation",
+        max_restarts_without_progress=1000,
+        max_time_ratio=1000.0,
+    )
+    return simulate(scenario, policy, Trace(groups, failures), timeline=True)
+
+
+def _was_masked(span: Span) -> bool:
+    """A death in the computation was dealt with in this step, and nothing else happened in it."""
+    deaths = [event for event in span.failures if event.get("phase") == "compute"]
+    return len(deaths) == 1 == len(span.failures) == len(span.replans) and not (span.first or span.save_seconds)
+
+
+def _has_saved(span: Span) -> bool:
+    return span.save_seconds > 0 and not (span.first or span.failures or span.replans)
+
+
+def _extra(history: History, span: Span, save: bool = False) -> float:
+    """Seconds of a step beyond its stacks, all-reduce and (unless it is asked for) its save."""
+    return max(span.seconds - history.expected_seconds(span) - (0.0 if save else span.save_seconds), 0.0)
+
+
+def _restarts(history: History) -> list[float]:
+    """Seconds of each restart, with what the first step after it took longer than others."""
+    first = {round(span.begin, 6): span for span in history.spans if span.first}
+    seconds = []
+    for event in history.of("restart"):
+        span = first.get(round(event["time"], 6))
+        if span is not None:
+            late = 0.0 if span.failures or span.replans else _extra(history, span)
+            seconds.append(event["seconds"] + late)
+    return seconds
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None

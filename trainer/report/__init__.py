@@ -1,0 +1,1 @@
+"""What a run folder tells: its history in numbers, pictures and a page."""
