@@ -64,6 +64,7 @@ class Engine:
         self._step_failures = sorted(scenario.step_failures, key=lambda failure: (failure.step, failure.group))
         self._fruitless_restarts = 0
         self._committed = 0
+        self._unnoticed = 0.0
         self._stacks = 0.0
         self._counts = dict.fromkeys(("failures", "fatal", "global_restarts", "lost_steps", "checkpoints", "joins"), 0)
 
@@ -95,6 +96,7 @@ class Engine:
             wall_seconds=self._now,
             failure_free_seconds=scenario.failure_free_seconds,
             seconds_by_cause=self._ledger.seconds(),
+            unnoticed_seconds=self._unnoticed,
             mean_stacks=self._stacks / self._committed if self._committed else 0.0,
             failures=counts["failures"],
             masked_failures=counts["failures"] - counts["fatal"],
@@ -343,6 +345,7 @@ class Engine:
             down_from = max(died_at, self._open_since)
             self._ledger.undo()
             self._ledger.fixed("rework", down_from - self._now)
+            self._unnoticed += self._now - down_from
             seconds = self._draws["restart"].next() * self._scenario.restart_seconds
             self._ledger.fixed("down", self._now - down_from + seconds)
             self._counts["global_restarts"] += 1

@@ -53,10 +53,10 @@ class Comparison:
 
     @property
     def availability_deviation(self) -> float | None:
-        """Difference of availability at the best redundancy (0.01 = one point)."""
+        """Difference of availability at the best redundancy, counted from the notice as published; 0.01 = a point."""
         if self.best is None or self.published is None:
             return None
-        return self.best.availability.value - self.published.availability
+        return self.best.from_notice.value - self.published.availability
 
 
 def compare(points: Sequence[Point]) -> list[Comparison]:

@@ -81,7 +81,8 @@ def print_sweep(study: Study, points: list[Point], lines: list[Comparison]) -> N
     with_paper = any(line.published for line in lines)
     table = Table(
         title=f"{study.cluster.name}: best redundancy of each method, {len(study.seeds)} seeds",
-        caption="TTT/T_0: time to train over failure-free time, ± half of the 95 % confidence interval",
+        caption="TTT/T_0: time to train over failure-free time, ± half of the 95 % confidence interval. Availability: "
+        "down from the failure on; in its deviation from the paper: from the synchronisation that sees it.",
     )
     for heading in ("N", "method", "r", "TTT/T_0", "availability\n[%]", "productive\n[%]", "stacks\nper step"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
@@ -137,6 +138,7 @@ def as_json(study: Study, points: list[Point], lines: list[Comparison]) -> dict[
                 "time_to_train_ratio": _number(point.ratio.value),
                 "time_to_train_ratio_half_width": _number(point.ratio.half_width),
                 "availability": _number(point.availability.value),
+                "availability_from_notice": _number(point.from_notice.value),
                 "productive_fraction": _number(point.productive.value),
                 "compute_overhead": _number(point.stacks.value),
                 "seconds_by_cause": point.seconds_by_cause,

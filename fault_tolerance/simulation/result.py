@@ -24,6 +24,8 @@ class Result:
     """T_0 of all steps that were asked for."""
     seconds_by_cause: dict[str, float]
     """Seconds under each of `ledger.CAUSES`; they add up to wall_seconds."""
+    unnoticed_seconds: float
+    """Part of down: from a failure that forces a restart to the synchronisation at which it is seen."""
     mean_stacks: float
     """Mean stacks per committed step, patches included; steps that were undone later count too."""
     failures: int
@@ -52,6 +54,11 @@ class Result:
         return 1.0 - self.seconds_by_cause["down"] / self.wall_seconds
 
     @property
+    def availability_from_notice(self) -> float:
+        """As `availability`, but down only from the synchronisation at which the failure is seen (as published)."""
+        return self.availability + self.unnoticed_seconds / self.wall_seconds
+
+    @property
     def productive_fraction(self) -> float:
         """Time in steps that count at the end / wall-clock."""
         return sum(self.seconds_by_cause[cause] for cause in STEP_CAUSES) / self.wall_seconds
@@ -63,6 +70,7 @@ class Result:
             "reason": self.reason,
             "time_to_train_ratio": self.time_to_train_ratio,
             "availability": self.availability,
+            "availability_from_notice": self.availability_from_notice,
             "productive_fraction": self.productive_fraction,
             "compute_overhead": self.mean_stacks,
             "failures": self.failures,

@@ -50,6 +50,8 @@ class Point:
     redundancy: int
     ratio: Mean
     availability: Mean
+    from_notice: Mean
+    """Availability, down only from the synchronisation at which a failure is seen."""
     productive: Mean
     stacks: Mean
     seconds_by_cause: dict[str, float]
@@ -103,6 +105,7 @@ def points_of(rows: Iterable[Row]) -> list[Point]:
                 redundancy=redundancy,
                 ratio=Mean.of([row["time_to_train_ratio"] for row in seeds]),
                 availability=Mean.of([row["availability"] for row in seeds]),
+                from_notice=Mean.of([row["availability_from_notice"] for row in seeds]),
                 productive=Mean.of([row["productive_fraction"] for row in seeds]),
                 stacks=Mean.of([row["compute_overhead"] for row in seeds]),
                 seconds_by_cause={

@@ -149,7 +149,7 @@ def test_mean_and_its_interval() -> None:
 
 def point(method: str, groups: int, ratio: float) -> Point:
     nothing = Mean(0.0, 0.0)
-    return Point(method, groups, 2, Mean(ratio, 0.0), nothing, nothing, nothing, {}, 0, "")
+    return Point(method, groups, 2, Mean(ratio, 0.0), nothing, nothing, nothing, nothing, {}, 0, "")
 
 
 def test_crossovers_are_found_between_sizes() -> None:

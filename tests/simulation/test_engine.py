@@ -86,6 +86,8 @@ def test_wipe_out_goes_back_to_the_checkpoint() -> None:
     result = run("ckpt", [(92.0, (0,))])
     assert (result.failures, result.masked_failures, result.global_restarts, result.lost_steps) == (1, 0, 1, 2)
     assert result.seconds_by_cause["down"] == pytest.approx(7.0 + RESTART)
+    assert result.unnoticed_seconds == pytest.approx(7.0)
+    assert result.availability_from_notice == pytest.approx(1 - RESTART / result.wall_seconds)
     assert result.seconds_by_cause["rework"] == pytest.approx(2 * STEP + 3.0)
     assert result.wall_seconds == pytest.approx(QUIET + 2 * STEP + 3.0 + 7.0 + RESTART)
     (restart,) = [event for event in result.events if event["event"] == "restart"]
