@@ -6,8 +6,10 @@ another, and the runs of the trainer and of torchft take turns. For each kill:
 - trainer: from the kill to the survivors' commit of that very step with the whole gradient (`in all`), and less the
   longest patch compute of a survivor (`stall`); its parts are the time until the controller heard of the death
   (`notice`) and those that the run's own `replan` event has;
-- torchft: from the kill to the survivors' next committed step (its first survivor, and all of them), which is the
-  killed step done again without the lost group's gradient.
+- torchft: from the kill to the survivors' next committed step (`first` survivor, and `in all`), which is the struck
+  step done again without the lost group's gradient. Its process group's timeout is the join timeout, since in a ring
+  only a dead rank's neighbours see an error and the others wait that long; or (`abort at an error`) the loop helps it
+  to do what the trainer does, and whoever sees an error lets go of the process group at once.
 
     python scripts/bench_recovery.py [--runs 5] [--kills 3] [--groups 8] [--model tiny] [--no-torchft]
 
@@ -38,7 +40,7 @@ from trainer.config import Config, FailureEvent
 from trainer.data.prepare import prepare
 from trainer.run_folder import RunFolder
 
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 240.0
 FIRST_KILL, STEPS_BETWEEN = 8, 6
 """Steps: the first ones warm up, and a torchft step that was discarded needs a few to settle."""
 PARTS = ("agree", "take_up", "tear_down", "replan", "patch", "rebuild", "reduce")
@@ -93,16 +95,25 @@ def trainer_samples(events: list[dict[str, Any]], killed: list[tuple[int, float]
 
 
 def torchft_samples(commits: dict[int, list[dict[str, Any]]], killed: list[tuple[int, float]]) -> list[Sample]:
-    """Seconds of each kill, from each group's committed steps and (group, Unix time) of the kills in order."""
+    """Seconds of each kill, from each group's committed steps and (group, Unix time) of the kills in order.
+
+    The step that was struck is the one after the victim's last.
+
+    Raises:
+        ValueError: the groups had parted into several quorums before the kill.
+    """
     samples = []
     dead: set[int] = set()
     for group, at in killed:
         dead.add(group)
+        last = max((commit["step"] for commit in commits[group]), default=-1)
         following = [
-            next((commit["time"] - at for commit in of if commit["time"] > at), float("inf"))
+            next((commit["time"] - at for commit in of if commit["step"] > last), float("inf"))
             for survivor, of in commits.items()
             if survivor not in dead
         ]
+        if min(following) < 0:
+            raise ValueError(f"the groups had parted before group {group} was killed")
         samples.append({"first": min(following), "in all": max(following)})
     return samples
 
@@ -138,7 +149,14 @@ def run_trainer(server: Server, config: Config, folder: Path, groups: list[int])
 
 
 def run_torchft(
-    server: Server, config: Config, folder: Path, groups: list[int], join_milliseconds: int, options: argparse.Namespace
+    server: Server,
+    config: Config,
+    folder: Path,
+    groups: list[int],
+    options: argparse.Namespace,
+    *,
+    join_milliseconds: int,
+    abort: bool,
 ) -> tuple[float, list[Sample]]:
     """One run of torchft seconds per step, and one sample per kill."""
     folder.mkdir()
@@ -154,7 +172,8 @@ def run_torchft(
             "heartbeat_timeout_ms": options.heartbeat_timeout,
         },
         "heartbeat_milliseconds": options.heartbeat,
-        "collective_seconds": options.collective,
+        "collective_seconds": PATIENCE_SECONDS / 3 if abort else options.collective or join_milliseconds / 1000,
+        "abort": abort,
         "timeout_seconds": PATIENCE_SECONDS / 3,
     }
     tasks = []
@@ -224,12 +243,15 @@ def main() -> int:
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--batch", type=int, default=1, help="sequences per unit")
     parser.add_argument("--length", type=int, default=32, help="tokens per sequence")
+    parser.add_argument("--folder", type=Path, help="new folder in which the runs' folders are kept")
     parser.add_argument("--no-torchft", action="store_true", help="the trainer alone")
     parser.add_argument("--join", type=int, nargs="+", default=[200, 1000], help="torchft: join timeouts (ms)")
     parser.add_argument("--tick", type=int, default=10, help="torchft: lighthouse's quorum tick (ms)")
-    parser.add_argument("--heartbeat", type=int, default=50, help="torchft: heartbeat interval (ms)")
-    parser.add_argument("--heartbeat-timeout", type=int, default=500, help="torchft: silence that is a death (ms)")
-    parser.add_argument("--collective", type=float, default=10.0, help="torchft: timeout of its process group (s)")
+    parser.add_argument("--heartbeat", type=int, default=20, help="torchft: heartbeat interval (ms)")
+    parser.add_argument("--heartbeat-timeout", type=int, default=200, help="torchft: silence that is a death (ms)")
+    parser.add_argument(
+        "--collective", type=float, help="torchft: timeout of its process group (s); that of the join when not given"
+    )
     options = parser.parse_args()
     options.steps = 0
     with_torchft = not options.no_torchft
@@ -241,17 +263,19 @@ def main() -> int:
     runs = Server("trainer.farm", PATIENCE_SECONDS)
     loops = Server("torchft_loop", PATIENCE_SECONDS) if with_torchft else None
     try:
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as temporary:
+            scratch = options.folder or Path(temporary)
+            scratch.mkdir(parents=True, exist_ok=options.folder is None)
             for number in range(options.runs):
-                report.add(
-                    "trainer", *run_trainer(runs, bench_config(options), Path(scratch) / f"{number}-trainer", groups)
-                )
-                for join in options.join if loops is not None else []:
-                    variant = f"torchft, join timeout {join} ms"
-                    folder = Path(scratch) / f"{number}-torchft-{join}"
+                report.add("trainer", *run_trainer(runs, bench_config(options), scratch / f"{number}-trainer", groups))
+                for join, abort in itertools.product(options.join, (False, True)) if loops is not None else ():
+                    variant = f"torchft, join timeout {join} ms" + (", abort at an error" if abort else "")
+                    folder = scratch / f"{number}-{variant}"
                     try:
-                        result = run_torchft(loops, bench_config(options), folder, groups, join, options)
-                    except (RuntimeError, OSError) as error:
+                        result = run_torchft(
+                            loops, bench_config(options), folder, groups, options, join_milliseconds=join, abort=abort
+                        )
+                    except (RuntimeError, ValueError, OSError) as error:
                         report.fail(variant, str(error))
                     else:
                         report.add(variant, *result)

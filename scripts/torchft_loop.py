@@ -1,9 +1,11 @@
 """A torchft loop of the trainer's model: what `bench_recovery.py` compares with.
 
 It is what torchft asks for, at its cheapest: a Manager per group with asynchronous quorum, its reconfigurable gloo
-process group, and one managed all-reduce over the flat gradient. The step of a group that died is discarded by all
-and done again without it, as torchft does; the batch shrinks. A victim kills itself where the trainer's injection
-does, after its backward pass and right before its all-reduce.
+process group, and one managed all-reduce over the flat gradient. The step of a group that died is discarded by all and
+done again without it; the batch shrinks. In a ring only the neighbours of a dead rank see an error, the others wait
+out the process group's timeout; unless (`abort`, which torchft does not do by itself) whoever sees an error lets go of
+its process group at once. A victim kills itself where the trainer's injection does, after its backward pass and right
+before its all-reduce.
 """
 
 from __future__ import annotations
@@ -102,6 +104,8 @@ def _train_step(
         model.run(torch.from_numpy(data.unit(step, task["group"], micro_batch))[None])
     _strike(task, step)
     manager.allreduce(buckets.reduced).wait()
+    if task["abort"] and manager.errored():
+        manager._pg.abort(errored=False)  # closes its sockets: the error reaches those who still wait
     if not manager.should_commit():
         return None
     buckets.expose_reduced()

@@ -28,6 +28,10 @@ def replan(group: int, committed: float, total: float, patch: float) -> dict[str
     return {"event": "replan", "groups": [group], "committed_unix_time": committed, "seconds": seconds}
 
 
+def commit(step: int, time: float) -> dict[str, Any]:
+    return {"step": step, "time": time}
+
+
 def test_a_stall_is_from_the_kill_to_the_commit_less_the_patch_compute(bench: ModuleType) -> None:
     events = [
         {"event": "start"},
@@ -50,18 +54,23 @@ def test_two_deaths_in_one_recovery_are_no_samples(bench: ModuleType) -> None:
 
 def test_torchft_counts_from_the_kill_to_the_next_commit_of_those_who_live(bench: ModuleType) -> None:
     commits = {
-        0: [{"time": 9.9}, {"time": 10.5}, {"time": 12.4}],
-        1: [{"time": 9.8}, {"time": 10.8}],  # the second victim
-        2: [{"time": 9.9}, {"time": 10.6}, {"time": 12.7}],
-        3: [{"time": 9.9}, {"time": 9.95}],  # the first victim
+        0: [commit(4, 10.1), commit(5, 10.5), commit(6, 11.9), commit(7, 12.4)],
+        1: [commit(4, 9.8), commit(5, 10.8), commit(6, 11.8)],  # the second victim
+        2: [commit(4, 9.9), commit(5, 10.6), commit(6, 12.1), commit(7, 12.7)],
+        3: [commit(4, 9.9)],  # the first victim
     }
     first, second = bench.torchft_samples(commits, [(3, 10.0), (1, 12.0)])
     assert (first["first"], first["in all"]) == (pytest.approx(0.5), pytest.approx(0.8))
     assert (second["first"], second["in all"]) == (pytest.approx(0.4), pytest.approx(0.7))
 
 
+def test_quorums_that_parted_before_the_kill_are_no_samples(bench: ModuleType) -> None:
+    with pytest.raises(ValueError, match="group 1"):
+        bench.torchft_samples({0: [commit(5, 9.0), commit(6, 10.5)], 1: [commit(4, 9.5)]}, [(1, 10.0)])
+
+
 def test_a_survivor_of_torchft_that_never_commits_again_is_seen(bench: ModuleType) -> None:
-    (sample,) = bench.torchft_samples({0: [{"time": 1.5}], 1: [{"time": 0.5}], 2: []}, [(2, 1.0)])
+    (sample,) = bench.torchft_samples({0: [commit(0, 1.5)], 1: [], 2: []}, [(2, 1.0)])
     assert sample["first"] == 0.5
     assert sample["in all"] == float("inf")
 
