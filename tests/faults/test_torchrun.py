@@ -1,0 +1,116 @@
+"""One torchrun per group with the controller beside them, as on a cluster: torchrun restarts what a death took."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from farm import tiny_config
+
+from trainer.config import Config
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+SECONDS = 300.0
+GROUPS = 2
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def overrides(config: Config, prefix: str = "") -> Iterator[str]:
+    """What one types for a configuration."""
+    for field in dataclasses.fields(config):
+        value, default = getattr(config, field.name), getattr(type(config)(), field.name)
+        if dataclasses.is_dataclass(value):
+            yield from overrides(value, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+        elif value != default:
+            yield f"{prefix}{field.name}={json.dumps(value) if isinstance(value, list) else value}"
+
+
+class Cluster:
+    """A controller and one torchrun per group on this machine."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.config, self.folder, self.run_dir = config, folder, Path(config.run_dir)
+        self.options = [*overrides(config), f"launch.controller=127.0.0.1:{free_port()}"]
+        self.processes = {"controller": self._start("controller", [sys.executable, "-m", "trainer"], "controller")}
+        for group in range(GROUPS):
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=1"]
+            torchrun += ["--max-restarts=3", "--monitor-interval=0.1", "--rdzv-backend=c10d"]
+            torchrun += [f"--rdzv-endpoint=127.0.0.1:{free_port()}", f"--rdzv-id={group}", "-m", "trainer"]
+            self.processes[f"group-{group}"] = self._start(
+                f"group-{group}", torchrun, "worker", f"launch.group={group}"
+            )
+
+    def _start(self, name: str, command: list[str], mode: str, *options: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        with (self.folder / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(
+                [*command, *self.options, f"launch.mode={mode}", *options],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.run_dir / "metrics.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def until_step(self, step: int) -> None:
+        end = time.monotonic() + SECONDS
+        while not any(line["step"] + 1 >= step for line in self.metrics()):
+            assert self.processes["controller"].poll() is None, self.logs()
+            assert time.monotonic() < end, self.logs()
+            time.sleep(0.01)
+
+    def worker(self, group: int) -> int:
+        """Process id of a group's worker."""
+        torchrun = self.processes[f"group-{group}"].pid
+        children = Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split()
+        return int(children[0])
+
+    def finish(self) -> dict[str, Any]:
+        for name, process in self.processes.items():
+            try:
+                status = process.wait(SECONDS)
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"{name} did not end\n{self.logs()}") from None
+            assert status == 0, f"{name} ended with status {status}\n{self.logs()}"
+        return json.loads((self.run_dir / "summary.json").read_text())
+
+    def logs(self) -> str:
+        return "\n".join(f"[{path.stem}]\n{path.read_text()[-4000:]}" for path in sorted(self.folder.glob("*.log")))
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def test_a_killed_worker_is_started_again_by_its_torchrun(undisturbed: Any, tokens: Path, tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "run", tokens, train__steps=60, checkpoint__asynchronous=False)
+    cluster = Cluster(config, tmp_path)
+    try:
+        cluster.until_step(12)
+        os.kill(cluster.worker(1), signal.SIGKILL)
+        summary = cluster.finish()
+    finally:
+        cluster.end()
+    assert summary["weights_sha256"] == undisturbed(cluster).summary["weights_sha256"]
+    assert (summary["failures"], summary["global_restarts"]) == (1, 1)
