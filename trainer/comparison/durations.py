@@ -12,7 +12,7 @@ from fault_tolerance.simulation.engine import simulate
 from fault_tolerance.simulation.result import Result
 from fault_tolerance.simulation.scenario import Scenario
 from trainer.config import Config
-from trainer.report.history import History, Span
+from trainer.report.history import History
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Durations:
     other: float
     """A step beyond its units: all-reduce, commit, optimizer."""
     recovery: float | None
-    """A masked death beyond its patch: agreement, replan, new communicator."""
+    """A step with masked deaths beyond its stacks: agreement, replan, new communicator."""
     restart: float | None
     """A global restart, from the decision until training has resumed."""
     save: float | None
@@ -35,10 +35,10 @@ class Durations:
         """Measures a run."""
         return cls(
             unit=history.stack_seconds / history.config.parallel.micro_batches,
-            other=history.other_seconds,
-            recovery=_mean([_extra(history, span) for span in history.spans if _was_masked(span)]),
-            restart=_mean(_restarts(history)),
-            save=_mean([_extra(history, span, save=True) for span in history.spans if _has_saved(span)]),
+            other=history.overheads.every,
+            recovery=history.overheads.recovery,
+            restart=_restart(history),
+            save=history.overheads.save,
         )
 
     def filled(self, others: Sequence[Durations]) -> Durations:
@@ -77,32 +77,13 @@ def replay(config: Config, policy: Policy, durations: Durations, failures: Seque
     return simulate(scenario, policy, Trace(groups, failures), timeline=True)
 
 
-def _was_masked(span: Span) -> bool:
-    """A death in the computation was dealt with in this step, and nothing else happened in it."""
-    deaths = [event for event in span.failures if event.get("phase") == "compute"]
-    return len(deaths) == 1 == len(span.failures) == len(span.replans) and not (span.first or span.save_seconds)
-
-
-def _has_saved(span: Span) -> bool:
-    return span.save_seconds > 0 and not (span.first or span.failures or span.replans)
-
-
-def _extra(history: History, span: Span, save: bool = False) -> float:
-    """Seconds of a step beyond its stacks, all-reduce and (unless it is asked for) its save."""
-    return max(span.seconds - history.expected_seconds(span) - (0.0 if save else span.save_seconds), 0.0)
-
-
-def _restarts(history: History) -> list[float]:
-    """Seconds of each restart, with what the first step after it took longer than others."""
+def _restart(history: History) -> float | None:
+    """Mean seconds of a restart, with what the first step after it took longer than others (communicators)."""
     first = {round(span.begin, 6): span for span in history.spans if span.first}
     seconds = []
     for event in history.of("restart"):
         span = first.get(round(event["time"], 6))
         if span is not None:
-            late = 0.0 if span.failures or span.replans else _extra(history, span)
-            seconds.append(event["seconds"] + late)
-    return seconds
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
+            disturbed = span.failures or span.replans or span.save_seconds
+            seconds.append(event["seconds"] + (0.0 if disturbed else span.seconds - history.expected_seconds(span)))
+    return max(statistics.fmean(seconds), 0.0) if seconds else None

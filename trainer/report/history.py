@@ -15,6 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import scipy.optimize
+
 from fault_tolerance.simulation.ledger import CAUSES
 from trainer import config as configuration
 from trainer.config import Config
@@ -54,13 +57,25 @@ class Span:
 
     @property
     def patch_stacks(self) -> float:
-        """Stacks that were computed in this step for dead groups."""
-        return float(sum(event.get("patch_stacks") or 0.0 for event in self.replans))
+        """Stacks that were computed in this step for dead groups: all beyond the plan that it began with."""
+        return max(self.stacks - float(self.replans[0]["stacks_before"]), 0.0) if self.replans else 0.0
 
     @property
     def is_quiet(self) -> bool:
         """Neither a failure nor a checkpoint nor the start of an epoch."""
         return not (self.first or self.failures or self.replans or self.save_seconds)
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """Mean seconds of a step beyond its stacks; None of what the run never had."""
+
+    every: float
+    """In every step: all-reduce, commit, optimizer."""
+    recovery: float | None
+    """More in a step in which deaths were masked: agreement, replan, new communicator."""
+    save: float | None
+    """More in a step that ends in a checkpoint."""
 
 
 @dataclass
@@ -158,13 +173,25 @@ class History:
         return statistics.median(span.record["seconds"]["compute"] / span.stacks for span in even)
 
     @cached_property
+    def overheads(self) -> Overheads:
+        """What steps took beyond their stacks, by least squares over all steps but those that begin an epoch."""
+        spans = [span for span in self.spans if not span.first] or self.spans
+        kinds = [(1.0, float(bool(span.replans)), float(span.save_seconds > 0)) for span in spans]
+        beyond = [span.seconds - span.stacks * self.stack_seconds for span in spans]
+        every, recovery, save = scipy.optimize.nnls(np.array(kinds), np.array(beyond))[0].tolist()
+        return Overheads(
+            every,
+            recovery if any(kind[1] for kind in kinds) else None,
+            save if any(kind[2] for kind in kinds) else None,
+        )
+
+    @property
     def other_seconds(self) -> float:
-        """What a quiet step takes beyond its stacks: all-reduce, commit, optimizer (mean)."""
-        quiet = [span for span in self.spans if span.is_quiet] or [span for span in self.spans if not span.failures]
-        return max(_mean(span.seconds - span.stacks * self.stack_seconds for span in quiet or self.spans), 0.0)
+        """What every step takes beyond its stacks: all-reduce, commit, optimizer."""
+        return self.overheads.every
 
     def expected_seconds(self, span: Span) -> float:
-        """What a span's step takes by its stacks, as measured in quiet steps of this run."""
+        """What a span's step takes by its stacks, as this run's steps took on average."""
         return span.stacks * self.stack_seconds + self.other_seconds
 
     @cached_property
@@ -243,8 +270,3 @@ def _last_stretch(steps: list[Record]) -> list[Record]:
 def _since(began: float, entries: Iterable[Record]) -> Iterator[Record]:
     for entry in entries:
         yield {**entry, "time": entry["time"] - began}
-
-
-def _mean(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return statistics.fmean(numbers) if numbers else 0.0
