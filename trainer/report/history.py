@@ -215,6 +215,16 @@ class History:
             seconds[cause] += part
         return seconds
 
+    @cached_property
+    def downtimes(self) -> list[tuple[float, float]]:
+        """(begin, end) of each stretch in which training was down: from the first failure that forced a restart."""
+        stretches, at = [], 0.0
+        for begin, end in [*((span.begin, span.end) for span in self.spans), (self.wall_seconds, self.wall_seconds)]:
+            if begin > at:
+                stretches.append((at + self._restart_parts(at, begin)["rework"], begin))
+            at = max(at, end)
+        return stretches
+
     def _undone(self) -> list[bool]:
         """For each span whether a later restart undid its step."""
         last = {span.record["step"]: index for index, span in enumerate(self.spans)}
