@@ -62,10 +62,14 @@ def main(cfg: DictConfig) -> int:
     outcomes = comparison.run()
     summary = summarise(outcomes, config)
     write_json(folder / "table.json", summary)
+    from trainer.comparison.report import write_report  # matplotlib, which the runs can do without
+
+    page = write_report(folder.absolute(), outcomes, summary)
     if config.output == "json":
         print(json.dumps(summary, allow_nan=False))
     else:
         print_table(summary)
+        _tell(f"pictures and page: {page}")
     return 0 if len(outcomes) == len(rows) else 1
 
 

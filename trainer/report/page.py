@@ -9,13 +9,13 @@ from pathlib import Path
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --accent: #1f77b4; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1280px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin-bottom: 0.2rem; } h2 { font-size: 1.15rem; margin: 2rem 0 0.6rem; }
 p.note { opacity: 0.75; margin: 0.3rem 0 1rem; }
 p.emulated { border-left: 4px solid #ff7f0e; padding: 0.3rem 0.8rem; background: #ff7f0e1a; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.25rem 0.7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.25rem 0.55rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 thead th { border-bottom: 2px solid var(--line); vertical-align: bottom; white-space: pre-line; }
 tr.best td { font-weight: 600; color: var(--accent); }
