@@ -11,24 +11,19 @@ membership. It knows neither models nor torch.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from fault_tolerance.runtime.deadlines import Deadlines
 from fault_tolerance.runtime.generation import Generation
-from fault_tolerance.runtime.wire import MAX_LINE_BYTES, Message, decode, encode
+from fault_tolerance.runtime.liveness import Agreement, Liveness, Member
+from fault_tolerance.runtime.supervisor import Reporter, Supervisor
+from fault_tolerance.runtime.wire import Link, Message
 
-EXPLANATION_SECONDS = 0.03
-"""How long a failure's event waits for the process's exit status; recovery does not wait."""
-
-Rank = tuple[int, int]
-"""(group, rank inside the group)."""
+MAX_ERRORS_IN_A_ROW = 3
+"""Generations without a death between two commits; then the network is at fault, and all begin again."""
 
 
 class Phase(enum.Enum):
@@ -39,64 +34,12 @@ class Phase(enum.Enum):
     ENDED = "ended"
 
 
-class Supervisor(Protocol):
-    """What the controller asks of its surroundings. Called in the controller's thread; must return at once."""
-
-    def on_event(self, kind: str, **fields: Any) -> None:
-        """Something worth a line in events.jsonl."""
-
-    def on_step(self, record: Message) -> None:
-        """A step was committed (called once per step and epoch)."""
-
-    def evict(self, group: int, reason: str) -> None:
-        """Make sure that no process of `group` lives on."""
-
-    def restart(self, epoch: int, reason: str) -> None:
-        """End all workers and start them anew; they say hello with `epoch`."""
-
-    def finished(self, results: dict[int, Message]) -> None:
-        """All live groups are done; results by group."""
-
-    def fatal(self, reason: str) -> None:
-        """The run cannot go on."""
-
-
-@dataclass
-class Member:
-    """One connected worker."""
-
-    group: int
-    rank: int
-    pid: int
-    writer: asyncio.StreamWriter
-    last_seen: float
-    ready: bool = False
-    acknowledged: int = -1
-    committed: int = 0
-    phase: str = "startup"
-    progress: int = 0
-    progress_at: float = 0.0
-    done: Message | None = None
-
-
-@dataclass
-class _Agreement:
-    """A generation in the making."""
-
-    number: int
-    started: float
-    noticed: float
-    silent_seconds: float
-    deaths: list[int] = field(default_factory=list)
-    causes: list[str] = field(default_factory=list)
-
-
 class Controller:
     """Membership of a run with `groups` groups of `ranks_per_group` ranks.
 
     Args:
         fingerprint: workers whose configuration differs are refused.
-        resume: gives what every worker of an epoch starts from (JSON; `step` is the committed steps it holds).
+        resume: what every worker of the first epoch starts from (JSON; `step` is the committed steps it holds).
         masks_failures: whether the policy may go on without a group; if not, any death is a global restart at once.
         max_restarts_without_progress: global restarts in a row, without a step that had not been committed before.
         least_restart_seconds: training resumes no sooner after a global restart began (emulation).
@@ -110,7 +53,7 @@ class Controller:
         deadlines: Deadlines,
         supervisor: Supervisor,
         fingerprint: str,
-        resume: Callable[[], Message],
+        resume: Message,
         masks_failures: bool,
         max_restarts_without_progress: int,
         least_restart_seconds: float = 0.0,
@@ -124,18 +67,17 @@ class Controller:
         self.epoch = 0
         self.generation = 0
         self._live: set[int] = set()
-        self._members: dict[Rank, Member] = {}
-        self._agreement: _Agreement | None = None
-        self._resume_message: Message = {}
+        self._members: dict[tuple[int, int], Member] = {}
+        self._agreement: Agreement | None = None
+        self._liveness = Liveness(deadlines)
+        self._report = Reporter(supervisor)
         self._forming_since = time.monotonic()
         self._last_step = -1
         self._most_committed = 0
-        self._committed_at_restart = -1
+        self._errors_in_a_row = 0
         self._restarts_without_progress = 0
         self._restart_from, self._restart_reason = 0, ""
-        self._untold_failures: dict[int, dict[str, Any]] = {}
         self._restart_began: float | None = None
-        self._compute_seconds: deque[float] = deque(maxlen=512)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -143,8 +85,9 @@ class Controller:
 
     async def start(self, host: str, port: int = 0) -> tuple[str, int]:
         """Listens; returns the address. Workers of epoch 0 may say hello from now on."""
-        self._resume_message = self._resume()
-        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_LINE_BYTES, backlog=4096)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Link(self._on_message, self._on_end, self._on_problem), host, port, backlog=4096
+        )
         watch = asyncio.create_task(self._watch())
         watch.add_done_callback(self._watch_ended)
         self._tasks.add(watch)
@@ -153,40 +96,36 @@ class Controller:
     async def stop(self) -> None:
         """Closes every connection; workers that live on see the end of the stream and leave."""
         self.phase = Phase.ENDED
-        self._tell_failures()
+        self._report.flush()
         for task in self._tasks:
             task.cancel()
         if self._server is not None:
             self._server.close()
         for member in self._members.values():
-            member.writer.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        member: Member | None = None
-        try:
-            while line := await reader.readline():
-                message = decode(line)
-                if member is None:
-                    try:
-                        member = self._hello(message, writer)
-                    except (KeyError, TypeError) as error:
-                        raise ValueError(f"a stranger at the door: {error!r}") from error
-                    if member is None:
-                        break
-                elif self._members.get((member.group, member.rank)) is not member:
-                    break  # an evicted process that came back: it is fenced
-                else:
-                    self._handle(member, message)
-        except (ValueError, OSError) as error:
-            self.supervisor.on_event("protocol_error", error=str(error))
-        finally:
-            writer.close()
-            if member is not None:
-                self._disconnected(member)
+            member.link.close()
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def _hello(self, message: Message, writer: asyncio.StreamWriter) -> Member | None:
+    def _on_message(self, link: Link, message: Message) -> None:
+        member: Member | None = link.owner
+        if member is None:
+            try:
+                link.owner = self._hello(message, link)
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"a stranger at the door: {error!r}") from error
+        elif self._members.get((member.group, member.rank)) is member:
+            self._handle(member, message)
+        else:
+            link.close()  # an evicted process that came back: it is fenced
+
+    def _on_end(self, link: Link) -> None:
+        if link.owner is not None:
+            self._disconnected(link.owner)
+
+    def _on_problem(self, problem: str) -> None:
+        self.supervisor.on_event("protocol_error", error=problem)
+
+    def _hello(self, message: Message, link: Link) -> Member | None:
         group, rank = int(message["group"]), int(message["rank"])
         refusal, retry = None, False
         if not (0 <= group < self.groups and 0 <= rank < self.ranks_per_group):
@@ -202,12 +141,13 @@ class Controller:
             refusal = f"group {group} rank {rank} is already here"
             retry = True  # perhaps the end of its former process has not been noticed yet
         if refusal is not None:
-            writer.write(encode({"type": "refused", "reason": refusal, "retry": retry}))
+            link.send({"type": "refused", "reason": refusal, "retry": retry})
+            link.close()
             return None
         now = time.monotonic()
-        member = Member(group, rank, int(message["pid"]), writer, now, progress_at=now)
+        member = Member(group, rank, int(message["pid"]), link, now, progress_at=now)
         self._members[group, rank] = member
-        self._send(member, {"type": "welcome", "epoch": self.epoch, "resume": self._resume_message})
+        link.send({"type": "welcome", "epoch": self.epoch, "resume": self._resume})
         return member
 
     def _handle(self, member: Member, message: Message) -> None:
@@ -231,9 +171,9 @@ class Controller:
         elif kind == "restart":
             self._restart(message["reason"])
         elif kind == "event":
-            self._tell(message["kind"], **message["fields"])
+            self._report.tell(message["kind"], **message["fields"])
         elif kind == "failed":
-            self._tell(
+            self._report.tell(
                 "worker_error",
                 groups=[member.group],
                 rank=member.rank,
@@ -251,9 +191,10 @@ class Controller:
     def _committed(self, member: Member, message: Message) -> None:
         record = message["record"]
         member.committed = max(member.committed, record["step"] + 1)
-        self._compute_seconds.append(record["longest_compute_seconds"])
+        self._liveness.learn(record["longest_compute_seconds"])
         if record["step"] > self._last_step:
             self._last_step = record["step"]
+            self._errors_in_a_row = 0
             if self._last_step + 1 > self._most_committed:
                 self._most_committed = self._last_step + 1
                 self._restarts_without_progress = 0
@@ -263,19 +204,21 @@ class Controller:
         """A survivor saw an error in a communicator. Nobody known to be dead: agree anew on the same groups."""
         if self.phase is Phase.RUNNING and message["generation"] == self.generation:
             self.supervisor.on_event("communicator_error", generation=self.generation, error=message["error"])
-            self._after(self.deadlines.heartbeat_interval, lambda: self._agree_anew(message["generation"]))
+            self._after(self.deadlines.heartbeat_interval, lambda: self._agree_anew(message))
 
-    def _agree_anew(self, generation: int) -> None:
-        if self.phase is Phase.RUNNING and generation == self.generation:
+    def _agree_anew(self, message: Message) -> None:
+        if self.phase is not Phase.RUNNING or message["generation"] != self.generation:
+            return
+        self._errors_in_a_row += 1
+        if self._errors_in_a_row > MAX_ERRORS_IN_A_ROW:
+            many = f"{MAX_ERRORS_IN_A_ROW} communicators in a row failed though no group died"
+            self._restart(f"{many}; the last error: {message['error']}")
+        else:
             self._begin_agreement([], [])
-
-    def _send(self, member: Member, message: Message) -> None:
-        with contextlib.suppress(OSError, RuntimeError):  # its death is noticed by its reader
-            member.writer.write(encode(message))
 
     def _broadcast(self, message: Message) -> None:
         for member in self._members.values():
-            self._send(member, message)
+            member.link.send(message)
 
     # -- membership -------------------------------------------------------------------------------------------------
 
@@ -292,7 +235,7 @@ class Controller:
         self._live = set(range(self.groups))
         self.generation += 1
         self.phase = Phase.RUNNING
-        committed = int(self._resume_message["step"])
+        committed = int(self._resume["step"])
         self._last_step = committed - 1
         for member in members:
             member.committed, member.last_seen = committed, time.monotonic()
@@ -303,7 +246,7 @@ class Controller:
         if self._restart_began is None:
             self.supervisor.on_event("start", **where)
         else:
-            self._tell(
+            self._report.tell(
                 "restart",
                 **where,
                 reason=self._restart_reason,
@@ -325,12 +268,7 @@ class Controller:
 
     def worker_ended(self, group: int, epoch: int, how: str) -> None:
         """The supervisor saw a process of `group` end; it knows more of the cause than a closed connection tells."""
-        if epoch != self.epoch:
-            return
-        if group in self._untold_failures:
-            self._untold_failures[group]["cause"] = how
-            self._tell_failure(group)
-        else:
+        if epoch == self.epoch and not self._report.explain(group, how):
             self._group_died(group, how)
 
     def _group_died(self, group: int, cause: str, lost: Member | None = None) -> None:
@@ -347,8 +285,8 @@ class Controller:
             return
         self._live.discard(group)
         for member in self._of([group]):
-            self._send(member, {"type": "evicted", "reason": cause})
-            member.writer.close()
+            member.link.send({"type": "evicted", "reason": cause})
+            member.link.close()
             del self._members[group, member.rank]
         self._note_failure(group, phase, cause)
         self.supervisor.evict(group, cause)
@@ -361,36 +299,13 @@ class Controller:
             self._finish_if_done()
 
     def _note_failure(self, group: int, phase: str, cause: str) -> None:
-        """Tells of a failure in a moment: a supervisor that reaps the process will have said how it ended."""
-        step = self._last_step + 1
-        self._untold_failures[group] = {
-            "groups": [group],
-            "step": step,
-            "phase": phase,
-            "cause": cause,
-            "generation": self.generation,
-        }
-        self._after(EXPLANATION_SECONDS, lambda: self._tell_failure(group))
-
-    def _tell_failure(self, group: int) -> None:
-        fields = self._untold_failures.pop(group, None)
-        if fields is not None:
-            self.supervisor.on_event("failure", **fields)
-
-    def _tell(self, kind: str, **fields: Any) -> None:
-        """An event, after the failures that led to it."""
-        self._tell_failures()
-        self.supervisor.on_event(kind, **fields)
-
-    def _tell_failures(self) -> None:
-        for group in list(self._untold_failures):
-            self._tell_failure(group)
+        self._report.failure(group, step=self._last_step + 1, phase=phase, cause=cause, generation=self.generation)
 
     def _begin_agreement(self, deaths: list[int], causes: list[str], silent_seconds: float = 0.0) -> None:
         now = time.monotonic()
         before = self._agreement
         self.generation += 1
-        self._agreement = _Agreement(
+        self._agreement = Agreement(
             self.generation,
             now,
             before.noticed if before else now,
@@ -406,7 +321,7 @@ class Controller:
         if self.phase is not Phase.AGREEING or agreement is None:
             return
         survivors = self._of(self._live)
-        if any(member.acknowledged < agreement.number for member in survivors):
+        if any(member.done is None and member.acknowledged < agreement.number for member in survivors):
             return
         committed = max(member.committed for member in survivors)
         self.phase, self._agreement = Phase.RUNNING, None
@@ -443,54 +358,21 @@ class Controller:
             await asyncio.sleep(interval)
             now = time.monotonic()
             if now - began > 2 * interval:
-                self._forgive(now - began - interval, now)
+                pause = now - began - interval
+                self._liveness.forgive(self._members.values(), self._agreement, pause, now)
+                self._forming_since = min(now, self._forming_since + pause)
             for member in list(self._members.values()):
-                reason = self._overdue(member, now)
+                reason = self._liveness.overdue(member, self._agreement, self.phase is Phase.RUNNING, now)
                 if reason is not None and self._members.get((member.group, member.rank)) is member:
                     self._group_died(member.group, f"rank {member.rank} (process {member.pid}) {reason}", member)
             if self.phase is Phase.FORMING and now - self._forming_since > self.deadlines.startup:
                 missing = self.groups * self.ranks_per_group - sum(member.ready for member in self._members.values())
                 self._restart(f"{missing} workers were not ready within {self.deadlines.startup:.0f} s")
 
-    def _forgive(self, pause: float, now: float) -> None:
-        """This process itself stood still for `pause` seconds: nobody is to be blamed for having been unheard."""
-        for member in self._members.values():
-            member.last_seen = min(now, member.last_seen + pause)
-            member.progress_at = min(now, member.progress_at + pause)
-        if self._agreement is not None:
-            self._agreement.started = min(now, self._agreement.started + pause)
-        self._forming_since = min(now, self._forming_since + pause)
-
     @staticmethod
     def _watch_ended(watch: asyncio.Task[None]) -> None:
         if not watch.cancelled() and (error := watch.exception()) is not None:
             watch.get_loop().call_exception_handler({"message": "the watch over deadlines ended", "exception": error})
-
-    def _overdue(self, member: Member, now: float) -> str | None:
-        if member.done is not None:
-            return None
-        if member.ready and now - member.last_seen > self.deadlines.heartbeat_lapse:
-            return f"has been silent for {now - member.last_seen:.1f} s"
-        agreement = self._agreement
-        if (
-            agreement
-            and member.acknowledged < agreement.number
-            and now - agreement.started > self.deadlines.acknowledge
-        ):
-            return f"did not acknowledge generation {agreement.number} within {self.deadlines.acknowledge:.1f} s"
-        if self.phase is Phase.RUNNING and member.phase == "compute" and now - member.progress_at > self.step_deadline:
-            return f"has been stuck in {member.phase} for {now - member.progress_at:.1f} s"
-        return None
-
-    @property
-    def step_deadline(self) -> float:
-        """Seconds in one computation after which a worker is stuck: learned from past steps, with a floor.
-
-        Before anything was learned the start-up deadline holds (first steps compile and warm up).
-        """
-        if len(self._compute_seconds) < 8:
-            return self.deadlines.startup
-        return max(self.deadlines.stuck_floor, 20 * statistics.median(self._compute_seconds))
 
     def _after(self, seconds: float, call: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(seconds, call)
@@ -500,9 +382,6 @@ class Controller:
     def _restart(self, reason: str) -> None:
         if self.phase in (Phase.RESTARTING, Phase.ENDED):
             return
-        if self._most_committed > self._committed_at_restart:
-            self._restarts_without_progress = 0
-        self._committed_at_restart = self._most_committed
         self._restarts_without_progress += 1
         if self._restarts_without_progress > self._max_restarts:
             self._fatal(
@@ -520,19 +399,20 @@ class Controller:
     def _fatal(self, reason: str) -> None:
         if self.phase is not Phase.ENDED:
             self.phase = Phase.ENDED
-            self._tell_failures()
+            self._report.flush()
             self._broadcast({"type": "stop", "reason": "the run ended"})
             self.supervisor.fatal(reason)
 
-    def workers_ended(self) -> None:
-        """The supervisor's answer to `restart`: no worker of an earlier epoch lives; new ones may say hello."""
+    def workers_ended(self, resume: Message) -> None:
+        """The supervisor's answer to `restart`: no worker of an earlier epoch lives; new ones start from `resume`."""
         if self.phase is not Phase.RESTARTING:
             return
         for member in self._members.values():
-            member.writer.close()
+            member.link.close()
         self._members.clear()
         self._live.clear()
-        self._resume_message = self._resume()
+        self._resume = resume
+        self._errors_in_a_row = 0
         self._forming_since = time.monotonic()
         self.phase = Phase.FORMING
 
@@ -544,7 +424,7 @@ class Controller:
             and all(member.done is not None for member in members)
         ):
             self.phase = Phase.ENDED
-            self._tell_failures()
+            self._report.flush()
             self._broadcast({"type": "bye"})
             self.supervisor.finished(
                 {member.group: member.done for member in members if member.rank == 0 and member.done}

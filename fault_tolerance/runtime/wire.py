@@ -6,10 +6,12 @@ peer must never block the one who writes to it.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import select
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 Message = dict[str, Any]
@@ -82,3 +84,58 @@ class Connection:
 
     def close(self) -> None:
         self._socket.close()
+
+
+class Link(asyncio.Protocol):
+    """The controller's end of one connection.
+
+    Not a stream with a reader: what a peer wrote before it died counts, though the reset of its connection may be
+    noticed together with it, and a message is handled the moment it arrives.
+
+    Args:
+        on_message: called with each message; a ValueError it raises ends the connection as a problem.
+        on_end: called once, when the connection is gone.
+        on_problem: told what a peer sent that is no message.
+
+    Attributes:
+        owner: whom the connection belongs to; None until it is known.
+    """
+
+    def __init__(
+        self,
+        on_message: Callable[[Link, Message], None],
+        on_end: Callable[[Link], None],
+        on_problem: Callable[[str], None],
+    ) -> None:
+        self._on_message, self._on_end, self._on_problem = on_message, on_end, on_problem
+        self._buffer = b""
+        self.owner: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        try:
+            for line in lines:
+                if self._transport.is_closing():
+                    return
+                self._on_message(self, decode(line))
+            if len(self._buffer) > MAX_LINE_BYTES:
+                raise ValueError(f"a message of more than {MAX_LINE_BYTES} bytes")
+        except ValueError as error:
+            self._on_problem(str(error))
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._on_end(self)
+
+    def send(self, message: Message) -> None:
+        """Writes one message; to a peer that is gone, nothing (its end is told by `on_end`)."""
+        if not self._transport.is_closing():
+            self._transport.write(encode(message))
+
+    def close(self) -> None:
+        """Ends the connection after what has been written; nothing that the peer still sends is read."""
+        self._transport.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -44,7 +45,7 @@ class Witness:
     def restart(self, epoch: int, reason: str) -> None:
         assert self.controller is not None
         self.restarts.append(reason)
-        asyncio.get_running_loop().call_soon(self.controller.workers_ended)
+        asyncio.get_running_loop().call_soon(self.controller.workers_ended, {"checkpoint": None, "step": 4})
 
     def finished(self, results: dict[int, Message]) -> None:
         self.results = results
@@ -103,6 +104,11 @@ class Client:
     def freeze(self) -> None:
         self._beating.clear()
 
+    def reset(self) -> None:
+        """Ends as a killed process with unread messages does."""
+        self._connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close()
+
     def close(self) -> None:
         self.freeze()
         self._connection.close()
@@ -119,7 +125,7 @@ class Stage:
             deadlines=Deadlines(TIMEOUT),
             supervisor=self.witness,
             fingerprint="f",
-            resume=lambda: {"checkpoint": None, "step": 4},
+            resume={"checkpoint": None, "step": 4},
             masks_failures=masks,
             max_restarts_without_progress=restarts,
         )
@@ -358,3 +364,15 @@ def test_strangers_harm_nobody(stage: Callable[..., Stage]) -> None:
     assert len(run.witness.of("protocol_error")) == 5
     client.send(type="done", result={})
     client.expect("bye")
+
+
+def test_what_was_written_before_a_reset_counts(stage: Callable[..., Stage]) -> None:
+    run = stage(2)
+    clients = run.form()
+    clients[1].freeze()
+    run.loop.call_soon_threadsafe(time.sleep, 0.3)  # so that message and reset are noticed together
+    clients[1].send(type="failed", error="ZeroDivisionError", traceback="line 1")
+    clients[1].reset()
+    run.until(lambda: run.witness.of("failure"))
+    assert [error["error"] for error in run.witness.of("worker_error")] == ["ZeroDivisionError"]
+    assert not run.witness.of("protocol_error")
