@@ -43,11 +43,11 @@ class Method:
 
 METHODS: dict[str, Method] = {
     "ckpt": Method("ckpt", title="CKPT-only"),
-    "rep": Method("rep", title="Rep+CKPT, cyclic (the paper's)"),
-    "rep_partition": Method("rep", placement="partition", title="Rep+CKPT, teams of r"),
-    "spare": Method("spare", title="SPARe+CKPT, whole shards"),
-    "spare_duplicates": Method("spare", duplicates=True, title="SPARe+CKPT, whole shards, duplicates used"),
-    "spare_micro_batch": Method("spare", granularity="micro_batch", title="SPARe+CKPT, micro-batches"),
+    "rep": Method("rep", title="Rep+CKPT cyclic"),
+    "rep_partition": Method("rep", placement="partition", title="Rep+CKPT teams"),
+    "spare": Method("spare", title="SPARe+CKPT shards"),
+    "spare_duplicates": Method("spare", duplicates=True, title="SPARe+CKPT shards, duplicates"),
+    "spare_micro_batch": Method("spare", granularity="micro_batch", title="SPARe+CKPT micro-batches"),
 }
 """Methods by the names that sweeps use."""
 

@@ -59,11 +59,11 @@ class Comparison:
         return self.best.from_notice.value - self.published.availability
 
 
-def compare(points: Sequence[Point]) -> list[Comparison]:
-    """One line per size and method, in the order of the points."""
+def compare(points: Sequence[Point], with_paper: bool = True) -> list[Comparison]:
+    """One line per size and method, in the order of the points; `with_paper` where they are of the paper's cluster."""
     lines = []
     for groups, method in dict.fromkeys((point.groups, point.method) for point in points):
-        published = PAPER.get((method, groups))
+        published = PAPER.get((method, groups)) if with_paper else None
         at_paper = None
         if published is not None:
             at_paper = next(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from fault_tolerance.simulation.cases import METHODS, Case
 from fault_tolerance.simulation.ledger import CAUSES
-from fault_tolerance.simulation.paper import PAPER
+from fault_tolerance.simulation.paper import PAPER, Published
 from fault_tolerance.simulation.result import Result
 from fault_tolerance.simulation.study import Study, crossovers
 from fault_tolerance.simulation.sweep import Point, best_of
@@ -60,6 +60,7 @@ def plot_study(run_dir: Path, study: Study, points: Sequence[Point]) -> list[Pat
         paths.append(run_dir / "scaling.png")
         _scaling(paths[-1], study, points)
         return paths
+    published = PAPER if study.is_the_papers else {}
     theory = {groups: _theory(study, groups) for groups in dict.fromkeys(point.groups for point in points)}
     for name, quantity, label in (
         ("time_to_train", "ratio", "time to train / failure-free time"),
@@ -67,7 +68,7 @@ def plot_study(run_dir: Path, study: Study, points: Sequence[Point]) -> list[Pat
         ("stacks", "stacks", "stacks per step, patches included"),
     ):
         paths.append(run_dir / f"{name}.png")
-        _over_redundancy(paths[-1], points, quantity, label, theory)
+        _over_redundancy(paths[-1], points, quantity, label, theory, published)
     paths.append(run_dir / "timeline.png")
     _best_timeline(paths[-1], study, points)
     return paths
@@ -146,7 +147,12 @@ def _theory(study: Study, groups: int) -> dict[str, list[Any]]:
 
 
 def _over_redundancy(
-    path: Path, points: Sequence[Point], quantity: str, label: str, theory: dict[int, dict[str, list[Any]]]
+    path: Path,
+    points: Sequence[Point],
+    quantity: str,
+    label: str,
+    theory: dict[int, dict[str, list[Any]]],
+    papers: Mapping[tuple[str, int], Published],
 ) -> None:
     sizes = list(dict.fromkeys(point.groups for point in points))
     figure = Figure(figsize=(5 * len(sizes) + 1, 4.8), layout="constrained")
@@ -165,7 +171,7 @@ def _over_redundancy(
             attribute = {"ratio": "time_to_train_ratio", "availability": "availability", "stacks": "s_bar"}[quantity]
             curve = [getattr(row, attribute) for row in rows]
             axes.plot([row.redundancy for row in rows], curve, color=colour, linestyle="--", linewidth=1, alpha=0.8)
-            published = PAPER.get((method, groups))
+            published = papers.get((method, groups))
             if published is not None and quantity != "stacks":
                 value = published.ratio if quantity == "ratio" else published.availability
                 axes.plot(published.redundancy, value, marker="*", color=colour, markersize=13, markeredgecolor="black")
@@ -182,7 +188,7 @@ def _over_redundancy(
         Line2D([], [], color=METHOD_COLOURS[m], marker="o", markersize=4, label=METHODS[m].title) for m in methods
     ]
     handles.append(Line2D([], [], color="black", linestyle="--", label="planner's estimate"))
-    if quantity != "stacks" and any(PAPER.get((point.method, point.groups)) for point in points):
+    if quantity != "stacks" and any((point.method, point.groups) in papers for point in points):
         star = Line2D(
             [], [], color="white", marker="*", markersize=12, markeredgecolor="black", label="the paper's best"
         )

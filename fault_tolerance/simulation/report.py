@@ -34,7 +34,7 @@ def run_study(study: Study, workers: int | None, run_dir: Path | None, progress:
         task = bar.add_task("simulating", total=len(jobs))
         rows = run_jobs(jobs, workers, lambda done: bar.update(task, completed=done))
     points = points_of(rows)
-    lines = compare(points)
+    lines = compare(points, study.is_the_papers)
     if not quiet:
         print_sweep(study, points, lines)
     if run_dir is not None:
@@ -92,7 +92,7 @@ def print_sweep(study: Study, points: list[Point], lines: list[Comparison]) -> N
             "paper\nTTT/T_0",
             "deviation\n[%]",
             "paper\navail.",
-            "deviation\n[points]",
+            "deviation\n(points)",
             "at the\npaper's r",
         ):
             table.add_column(heading, justify="right")
@@ -189,4 +189,4 @@ def _number(value: float) -> float | None:
 
 def _console() -> Console:
     console = Console()
-    return console if console.is_terminal else Console(width=150)
+    return console if console.is_terminal else Console(width=170)

@@ -59,6 +59,11 @@ class Study:
                     f"sweep.gpus: {bad[0]} is not a multiple of sweep.gpus_per_group={self.gpus_per_group}"
                 )
 
+    @property
+    def is_the_papers(self) -> bool:
+        """Are its points those of the paper's table?"""
+        return self.kind == "redundancy" and self.cluster.name == "paper_600k"
+
     def jobs(self) -> list[Job]:
         """All runs."""
         if self.kind == "redundancy":
@@ -116,7 +121,8 @@ def crossovers(points: Sequence[Point]) -> list[Crossover]:
                 ratios = [_ratio(best_of(points, methods[index], size)) for index in (first, second)]
                 if all(map(math.isinf, ratios)):
                     continue
-                gaps.append((size, ratios[0] - ratios[1]))
+                if ratios[0] != ratios[1]:
+                    gaps.append((size, ratios[0] - ratios[1]))
             for (small, before), (large, after) in itertools.pairwise(gaps):
                 if (before > 0) != (after > 0):
                     share = before / (before - after) if math.isfinite(before - after) else 1.0
