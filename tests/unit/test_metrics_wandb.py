@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from trainer.config import Config
+from trainer.config import Config, save
+from trainer.metrics.console import Console
+from trainer.metrics.recorder import RunRecorder
 from trainer.metrics.wandb_sink import WandbSink
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -82,6 +84,33 @@ def test_an_offline_run_reads_back(tmp_path: Path) -> None:
 
     (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/failures*.table.json")
     assert json.loads(table.read_text())["data"] == [[1.5, 2, 0, "[1]", "reduce", "SIGKILL"]]
+
+
+def test_the_pictures_of_the_report_are_media(tmp_path: Path) -> None:
+    settings = config()
+    settings.train.steps = 3
+    save(settings, tmp_path / "config.yaml")
+    recorder = RunRecorder(settings, tmp_path, Console(3, 2, progress=False))
+    recorder.start()
+    recorder.event("start", step=0, generation=1, groups=[0, 1])
+    seconds = {"total": 0.1, "compute": 0.08, "reduce": 0.01}
+    for step in range(3):
+        recorder.step(
+            {
+                "step": step,
+                "loss": 2.0 - step,
+                "tokens": 64,
+                "stacks": 1.0,
+                "seconds": seconds,
+                "live_groups": 2,
+                "generation": 1,
+            }
+        )
+    recorder.finish({"weights_sha256": "abc"})
+    images = sorted(tmp_path.glob("wandb/offline-run-*/files/media/images/report/*.png"))
+    names = {path.name.rsplit("_", 2)[0] for path in images}
+    assert names == {"loss", "groups", "stacks", "availability", "time_by_cause"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in images)
 
 
 def test_an_unusable_folder_is_one_warning(tmp_path: Path) -> None:

@@ -68,6 +68,9 @@ class Row:
                 placement=method.placement,
             ),
             failures=FailuresConfig(kind="trace", file=str(trace), unit="seconds"),
+            logging=dataclasses.replace(
+                base.logging, wandb_group=base.logging.wandb_group or folder.parent.parent.name
+            ),
         )
 
     def policy(self, config: Config) -> Policy:

@@ -49,10 +49,12 @@ def _log_all(records: TextIO, warnings: TextIO) -> None:
     import wandb
 
     run: Any = None
+    folder = Path()
     for line in records:
         record = json.loads(line)
         match record["type"]:
             case "init":
+                folder = Path(record["dir"])
                 run = _init(wandb, record, warnings)
             case "log":
                 run.log(record["data"])
@@ -60,9 +62,25 @@ def _log_all(records: TextIO, warnings: TextIO) -> None:
                 if record["rows"]:
                     run.log({"failures": wandb.Table(columns=record["columns"], data=record["rows"])})
                 run.summary.update(record["summary"])
+                _log_pictures(wandb, run, folder, warnings)
                 break
     if run is not None:
         run.finish()
+
+
+def _log_pictures(wandb: Any, run: Any, folder: Path, warnings: TextIO) -> None:
+    """The report's pictures as media; they are drawn here, where nobody waits for them but the end of the run."""
+    from trainer.report.history import History
+    from trainer.report.pictures import draw
+
+    try:
+        paths = draw(History.read(folder), folder / "report")
+    except ValueError:
+        return  # nothing was trained
+    except OSError as error:
+        _tell(warnings, f"the report's pictures cannot be written ({error.strerror})")
+        return
+    run.log({f"report/{path.stem}": wandb.Image(str(path), caption=title) for title, path in paths.items()})
 
 
 def _init(wandb: Any, record: dict[str, Any], warnings: TextIO) -> Any:
