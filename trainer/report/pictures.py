@@ -179,7 +179,8 @@ def group_states(history: History) -> list[list[tuple[str, float, float]]]:
             states[group].append(("alive", since, until))
             if until < end:
                 states[group].append(("dead", until, end))
-            states[group].append(("down", end, resume))
+            if resume > end:
+                states[group].append(("down", end, resume))
         for event in history.of("replan"):
             begin = max(event["time"] - event["seconds"]["total"], since)
             if since <= event["time"] <= end:
