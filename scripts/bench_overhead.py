@@ -33,6 +33,8 @@ from trainer.data.prepare import prepare
 SCRIPTS = Path(__file__).resolve().parent
 WARM_UP = 3
 PATIENCE_SECONDS = 600.0
+LOG_CHARACTERS = 4000
+"""Of the log of a failed task, from its end."""
 
 BACKENDS: dict[str, dict[str, Any]] = {
     "ckpt": {"backend": "ckpt"},
@@ -54,22 +56,27 @@ class Server:
     def run(self, tasks: list[dict[str, Any]], killed: Collection[str] = ()) -> None:
         """Runs tasks side by side; raises RuntimeError if one fails that is not among the `killed` by intention."""
         self._client.start([{"environment": {}, **task} for task in tasks])
-        left = {task["name"] for task in tasks}
-        while left:
+        logs = {task["name"]: Path(task["log"]) for task in tasks}
+        failed = ""
+        while logs:
             try:
                 message = self._ends.get(timeout=self._patience)
             except queue.Empty:
+                if failed:
+                    break
+                failed = f"{', '.join(sorted(logs))}: not done within {self._patience:.0f} s"
                 self._client.kill(None)
-                raise RuntimeError(f"{', '.join(sorted(left))}: not done within {self._patience:.0f} s") from None
-            if message["type"] == "exited":
-                left.discard(message["task"])
-                if message["status"] != 0 and message["task"] not in killed:
-                    log = next(task["log"] for task in tasks if task["name"] == message["task"])
-                    raise RuntimeError(
-                        f"{message['task']} ended with status {message['status']}:\n{Path(log).read_text()}"
-                    )
+                continue
+            name, status = message.get("task"), message.get("status")
+            if message["type"] == "exited" and name in logs:
+                log = logs.pop(name)
+                if status != 0 and name not in killed and not failed:
+                    failed = f"{name} ended with status {status}:\n{log.read_text()[-LOG_CHARACTERS:]}"
+                    self._client.kill(None)
             elif message["type"] == "gone":
                 raise RuntimeError("the fork server died")
+        if failed:
+            raise RuntimeError(failed)
 
     def close(self) -> None:
         self._client.close(10)

@@ -174,6 +174,7 @@ def run_torchft(
         "heartbeat_milliseconds": options.heartbeat,
         "collective_seconds": PATIENCE_SECONDS / 3 if abort else options.collective or join_milliseconds / 1000,
         "abort": abort,
+        "survivors": config.parallel.groups - len(groups),
         "timeout_seconds": PATIENCE_SECONDS / 3,
     }
     tasks = []
@@ -207,7 +208,7 @@ class Report:
 
     def fail(self, variant: str, why: str) -> None:
         self.failed.setdefault(variant, []).append(why)
-        print(f"{variant}: {why}", file=sys.stderr, flush=True)
+        print(f"{variant}: failed: {why.splitlines()[-1]}", file=sys.stderr, flush=True)
 
     def print(self) -> None:
         for variant in {**self.samples, **self.failed}:
