@@ -42,6 +42,7 @@ class FarmClient:
         if self._server is None:
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            self._messages = queue.Queue()  # none of a server that was closed
             self._server = ForkServerClient("trainer.farm", environment, self._messages.put)
         folder = Path(config.run_dir)
         folder.mkdir(parents=True, exist_ok=True)
