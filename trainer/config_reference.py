@@ -11,8 +11,9 @@ import dataclasses
 import inspect
 from typing import Any, get_args, get_origin, get_type_hints
 
+from fault_tolerance.runtime.injection import PHASES, SIGNALS
 from trainer import config as schema
-from trainer.validation import CHOICES, EVENT_PHASES, EVENT_SIGNALS, INFINITY, RANGES
+from trainer.validation import CHOICES, INFINITY, RANGES
 
 INTRODUCTION = """# Configuration
 
@@ -97,7 +98,7 @@ def _default(entry: dataclasses.Field[Any]) -> str:
 
 def _limits(name: str, text: str) -> str:
     """What `trainer.validation` enforces; choices only where the text under the field does not name them all."""
-    choices = {"failures.events[].phase": EVENT_PHASES, "failures.events[].signal": EVENT_SIGNALS, **CHOICES}.get(name)
+    choices = {"failures.events[].phase": PHASES, "failures.events[].signal": SIGNALS, **CHOICES}.get(name)
     if choices:
         if all(choice in text for choice in choices):
             return ""

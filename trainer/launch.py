@@ -32,7 +32,10 @@ from trainer.data.prepare import prepare
 from trainer.data.prepared import PreparedData
 from trainer.failure_driver import FailureDriver
 from trainer.metrics.recorder import RunRecorder
+from trainer.policy import policy_of
+from trainer.resume import StartingPoint
 from trainer.run_folder import RunFolder, fingerprint
+from trainer.threads import threads_per_worker
 
 Happening = tuple[str, Any]
 """What the main thread reacts to: (kind, payload)."""
@@ -83,6 +86,7 @@ class Launcher:
                 self._start_forkserver(self._inherit)
             self.prepared = prepare_data(self.config)
             recorder = self.recorder = RunRecorder(self.config, self.folder.path)
+            self.start = StartingPoint(self.config, self.catalog, self._on_rejected, self.prepared.fingerprint)
             recorder.start()
             self._start_store()
             self._start_controller()
@@ -141,7 +145,7 @@ class Launcher:
     def _start_store(self) -> None:
         import torch.distributed as dist
 
-        listener = socket.create_server((self.config.launch.address, 0), backlog=4096)
+        listener = socket.create_server((self._store_host(), 0), backlog=4096)
         host, self.store_port = listener.getsockname()[:2]
         self._store = dist.TCPStore(
             host,
@@ -152,6 +156,13 @@ class Launcher:
             master_listen_fd=listener.detach(),
         )
 
+    def _store_host(self) -> str:
+        """Address that the store listens on: launch.address, or beside workers elsewhere the controller's."""
+        address = self.config.launch.address
+        if self.local or address != "127.0.0.1":
+            return address
+        return parse_address(self.config.launch.controller or "", "launch.controller")[0]
+
     def _start_controller(self) -> None:
         settings = self.config.fault_tolerance
         self.controller = Controller(
@@ -160,8 +171,8 @@ class Launcher:
             deadlines=self.deadlines,
             supervisor=self,
             fingerprint=fingerprint(self.config),
-            resume=self._resume,
-            masks_failures=settings.backend != "ckpt",
+            resume=self._with_store(self.start.first()),
+            masks_failures=policy_of(self.config).masks_failures,
             max_restarts_without_progress=settings.max_restarts_without_progress,
             least_restart_seconds=self.config.emulate.restart_seconds,
         )
@@ -173,13 +184,23 @@ class Launcher:
         threading.Thread(target=self._loop.run_forever, name="controller", daemon=True).start()
         self.controller_address = self._call_controller(self.controller.start(host, port))
 
+    def _with_store(self, start: Message) -> Message:
+        return {**start, "store_port": self.store_port}
+
+    def _on_rejected(self, message: str) -> None:
+        """A checkpoint was passed over."""
+        self.recorder.warning(message)
+        self.recorder.event("checkpoint", status="rejected", cause=message)
+
     def _call_controller(self, call: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result(self.deadlines.timeout)
 
     def _on_controller_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Nobody waits for what runs in the controller's loop: an error there would leave a run that waits for ever."""
         error = context.get("exception")
-        if isinstance(error, OSError):  # a connection, or the system is out of sockets for a while
+        if isinstance(error, OSError) and (
+            {"transport", "socket"} & context.keys()
+        ):  # a connection, or no more sockets
             self.recorder.warning(f"controller: {context['message']} ({error})")
             return
         lines = traceback.format_exception(error) if error is not None else []
@@ -188,30 +209,6 @@ class Launcher:
 
     def _soon(self, call: Callable[..., None], *arguments: Any) -> None:
         self._loop.call_soon_threadsafe(call, *arguments)
-
-    def _resume(self) -> Message:
-        """What the workers of an epoch start from: the newest verified checkpoint."""
-        start: Message = {"checkpoint": None, "parts": 0, "step": 0, "store_port": self.store_port}
-        how = self.config.checkpoint.resume
-        for _, message in self.catalog.remove_stale():
-            self.recorder.warning(message)
-        if how == "auto" or self.controller_epoch > 0:
-            found = self.catalog.newest_verified()
-            for message in self.catalog.messages:
-                self.recorder.warning(message)
-                self.recorder.event("checkpoint", status="rejected", cause=message)
-        elif how == "never":
-            found = None
-        else:
-            found = Path(how), self.catalog.verify(Path(how))
-        if found is not None:
-            path, manifest = found
-            start.update(checkpoint=str(path), parts=manifest["parts"], step=manifest["step"])
-        return start
-
-    @property
-    def controller_epoch(self) -> int:
-        return self.controller.epoch
 
     # -- Supervisor: called by the controller -----------------------------------------------------------------------
 
@@ -319,19 +316,21 @@ class Launcher:
     def _write_processes(self) -> None:
         scratch = self.folder.processes.with_suffix(".new")
         places = {task.partition(" of epoch ")[0]: pid for task, pid in self._running.items()}
-        scratch.write_text(json.dumps(places, indent=1), encoding="utf-8")
-        scratch.replace(self.folder.processes)
+        try:
+            scratch.write_text(json.dumps(places, indent=1), encoding="utf-8")
+            scratch.replace(self.folder.processes)
+        except OSError as error:  # a full disk must not stop the run
+            self.recorder.warning(f"{self.folder.processes} is not up to date: {error}")
 
     def _restart(self, epoch: int, reason: str) -> None:
         """Global restart: no worker of the old epoch lives when the new ones start."""
-        if self.forkserver is None:
-            self._soon(self.controller.workers_ended)
-            return
-        self.forkserver.kill(None)
-        self._await_no_worker()
-        self._renew_forkserver()
-        self._soon(self.controller.workers_ended)
-        self._start_workers(epoch)
+        if self.forkserver is not None:
+            self.forkserver.kill(None)
+            self._await_no_worker()
+            self._renew_forkserver()
+        self._soon(self.controller.workers_ended, self._with_store(self.start.again()))
+        if self.forkserver is not None:
+            self._start_workers(epoch)
 
     def _await_no_worker(self) -> None:
         deadline = time.monotonic() + self.deadlines.timeout
@@ -339,14 +338,6 @@ class Launcher:
             time.sleep(0.005)
         if self._unended:
             raise RuntimeError(f"workers live on after SIGKILL: {', '.join(sorted(self._unended))}")
-
-
-def threads_per_worker(config: Config) -> int:
-    """Intra-op threads of one worker: the configured number, or this machine's cores shared by its ranks."""
-    if config.launch.threads_per_worker:
-        return config.launch.threads_per_worker
-    ranks = config.parallel.world if config.launch.mode == "local" else config.parallel.ranks_per_group
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
 def prepare_data(config: Config) -> PreparedData:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fault_tolerance.backends.base import Backend, Batch, Work
+from fault_tolerance.backends.base import Backend, Batch, Vote, Work
 from fault_tolerance.runtime.injection import Injector
 from fault_tolerance.runtime.membership import Membership
 from trainer.checkpoint.schedule import CheckpointSchedule
@@ -39,7 +39,7 @@ class TrainingLoop:
     """Trains one rank's part of the model from `first_step` on.
 
     Args:
-        validation: the held-out data, addressed like `data`; its batch `b` is unit (b, type, micro-batch).
+        vote: element-wise minimum over the ranks of this group (a collective).
         extra: JSON kept in every checkpoint beside the step (configuration, versions).
     """
 
@@ -55,12 +55,14 @@ class TrainingLoop:
         membership: Membership,
         injector: Injector,
         pacer: Pacer,
+        vote: Vote,
         first_step: int,
         extra: dict[str, Any],
     ) -> None:
         self.config, self.model, self.optimizer, self.data = config, model, optimizer, data
         self.backend, self.checkpoints, self.membership = backend, checkpoints, membership
         self.injector, self.pacer, self.first_step, self.extra = injector, pacer, first_step, extra
+        self.vote = vote
         self.schedule = CheckpointSchedule(config)
         self.seconds: dict[str, float] = {}
         self.longest_compute_seconds = 0.0
@@ -98,7 +100,7 @@ class TrainingLoop:
         self.membership.progress("optimizer")
         with self.timed("optimizer"):
             rate, skipped = self.optimizer_step(step, norm)
-        if self.schedule.is_due(step + 1, self.backend.buckets.reduced_statistics[CHECKPOINT_WANTED].item() > 0):
+        if self.schedule.is_due(step + 1, self.checkpoint_is_wanted()):
             self.save_checkpoint(step + 1)
         self.report(step, began, norm, rate, skipped)
 
@@ -115,11 +117,12 @@ class TrainingLoop:
             with self.timed("compute"), self.pacer.units(batch):
                 statistics[LOSS] += self.model.run(blocks, on_last_backward=self.backend.overlap)
                 statistics[TOKENS] += blocks[..., 1:].numel()
-            statistics[CHECKPOINT_WANTED] += self.schedule.wants_one(self.checkpoints.exists)
+            if self.membership.rank == 0:
+                statistics[CHECKPOINT_WANTED] += self.schedule.wants_one(self.checkpoints.exists)
+        self.longest_compute_seconds = max(self.longest_compute_seconds, time.perf_counter() - began)
         if self.validation_is_due(step):
             with self.timed("validation"):
                 self.validate(batch)
-        self.longest_compute_seconds = max(self.longest_compute_seconds, time.perf_counter() - began)
 
     def blocks(self, unit: Callable[[int, int], Any], batch: Batch) -> torch.Tensor:
         """Token blocks [units, B, T+1] of a batch of units, on the device."""
@@ -168,6 +171,7 @@ class TrainingLoop:
         """Adds the validation loss of these units' share of the held-out data, under the weights before this step."""
         statistics = self.backend.buckets.statistics
         for number in range(self.config.train.validation_batches):
+            self.membership.progress("compute")
             blocks = self.blocks(lambda kind, micro: self.data.validation_unit(number, kind, micro), batch)  # noqa: B023
             statistics[VALIDATION_LOSS] += self.model.evaluate(blocks)
             statistics[VALIDATION_TOKENS] += blocks[..., 1:].numel()
@@ -202,9 +206,24 @@ class TrainingLoop:
             part, parts = live.index(self.membership.group), len(live)
             self.checkpoints.save(step, self.backend.generation, part, parts, state, {"step": step, **self.extra})
             self.schedule.saved(step, time.perf_counter() - began)
-            self.injector.at("checkpoint", step)
+            self.injector.at("checkpoint", step - 1)
             if last:
-                self.checkpoints.wait()
+                self.await_checkpoint(step)
+
+    def checkpoint_is_wanted(self) -> bool:
+        """Whether a rank 0 of any group asked for a checkpoint in this step; all ranks get the same answer."""
+        asked = self.membership.rank == 0 and self.backend.buckets.reduced_statistics[CHECKPOINT_WANTED].item() > 0
+        return self.vote([-int(asked)])[0] < 0
+
+    def await_checkpoint(self, step: int) -> None:
+        """Waits for the last save, as long as a worker may take to start."""
+        deadline = time.monotonic() + self.membership.deadlines.startup
+        while not self.checkpoints.wait(self.membership.deadlines.heartbeat_interval):
+            self.membership.progress("checkpoint")
+            if time.monotonic() > deadline:
+                reason = f"not written within {self.membership.deadlines.startup:.0f} s"
+                self.membership.event("checkpoint", step=step, status="failed", reason=reason)
+                return
 
     def report(self, step: int, began: float, norm: float, rate: float, skipped: bool) -> None:
         """Tells the controller that the step counts. Every group does, so no death can lose the record."""

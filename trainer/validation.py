@@ -12,6 +12,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator
 
+from fault_tolerance.runtime.injection import PHASES, SIGNALS
 from trainer.config import Config, ModelConfig, ParallelConfig
 
 INFINITY = float("inf")
@@ -50,7 +51,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "train.validation_every": (0, INFINITY),
     "train.validation_batches": (1, INFINITY),
     "train.log_every": (1, INFINITY),
-    "train.max_bad_steps": (0, INFINITY),
+    "train.max_bad_steps": (1, INFINITY),
     "checkpoint.every_steps": (0, INFINITY),
     "checkpoint.every_seconds": (0, INFINITY),
     "checkpoint.mtbf_seconds": (0, INFINITY),
@@ -85,9 +86,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "launch.mode": ("local", "controller", "worker"),
 }
 """Values of each option that is an enumeration."""
-
-EVENT_PHASES = ("compute", "reduce", "commit", "recovery", "checkpoint")
-EVENT_SIGNALS = ("SIGKILL", "SIGSTOP", "SIGTERM", "exit", "exception")
 
 
 def validate(config: Config) -> None:
@@ -210,6 +208,11 @@ def _redundancy(config: Config) -> Iterator[str]:
     r = chosen.redundancy
     if chosen.backend == "ckpt" and r != 1:
         yield f"fault_tolerance.redundancy={r}: ckpt holds each type once (1); use fault_tolerance=rep or spare"
+    if chosen.exact and config.model.tied_embeddings and config.parallel.pp > 1:
+        yield (
+            "fault_tolerance.exact=true: the tied embedding of model.tied_embeddings=true is summed over two pipeline "
+            "stages in floating point; use parallel.pp=1, or exact=false"
+        )
     if r > groups:
         yield f"fault_tolerance.redundancy={r}: at most parallel.groups={groups}"
     if chosen.backend != "ckpt" and chosen.placement == "partition" and groups % r:
@@ -236,10 +239,12 @@ def _failures(config: Config) -> Iterator[str]:
             Trace.from_file(config.parallel.groups, file)
         except ValueError as error:
             yield f"failures.file={file}: {error}"
+    if config.launch.mode != "local" and (file or config.failures.kind == "weibull"):
+        yield f"failures.kind={config.failures.kind}: launch.mode=local alone kills from outside; use failures.events"
     for index, event in enumerate(events):
         name = f"failures.events[{index}]"
-        check_choice(f"{name}.phase", event.phase, EVENT_PHASES)
-        check_choice(f"{name}.signal", event.signal, EVENT_SIGNALS)
+        check_choice(f"{name}.phase", event.phase, PHASES)
+        check_choice(f"{name}.signal", event.signal, SIGNALS)
         for field, limit, owner in (
             ("step", config.train.steps, "train.steps"),
             ("group", config.parallel.groups, "parallel.groups"),
@@ -248,7 +253,8 @@ def _failures(config: Config) -> Iterator[str]:
             value = getattr(event, field)
             if not 0 <= value < limit:
                 yield f"{name}.{field}={value}: from 0 to {limit - 1} ({owner}: {limit})"
-        if event.phase == "checkpoint" and not config.checkpoint.every_steps:
+        saves = config.checkpoint
+        if event.phase == "checkpoint" and not (saves.every_steps or saves.every_seconds or saves.mtbf_seconds):
             yield f"{name}.phase=checkpoint: never comes with checkpoint.every_steps=0"
 
 

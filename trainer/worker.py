@@ -21,9 +21,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fault_tolerance.backends.base import GlobalRestart
-from fault_tolerance.backends.live import LiveBackend, Vote
-from fault_tolerance.policies import make_policy
+from fault_tolerance.backends.base import GlobalRestart, Vote
+from fault_tolerance.backends.live import LiveBackend
+from fault_tolerance.policies.base import Policy
 from fault_tolerance.runtime.buckets import GradientBuckets
 from fault_tolerance.runtime.communicator import Communicator
 from fault_tolerance.runtime.deadlines import Deadlines
@@ -34,6 +34,7 @@ from fault_tolerance.runtime.membership import EXIT_RESTART, Membership, Refused
 from trainer import config as configuration
 from trainer.checkpoint.catalog import Catalog
 from trainer.checkpoint.loader import load as load_checkpoint
+from trainer.checkpoint.schedule import CheckpointSchedule
 from trainer.checkpoint.state import training_state
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.config import Config
@@ -44,7 +45,9 @@ from trainer.loop import Diverged, TrainingLoop
 from trainer.optim import build_optimizer
 from trainer.parallel.group_model import GroupModel
 from trainer.parallel.mesh import GroupMesh
+from trainer.policy import policy_of
 from trainer.run_folder import RunFolder, fingerprint
+from trainer.threads import threads_per_worker
 from trainer.weights import weights_sha256
 
 
@@ -152,12 +155,12 @@ def train(config: Config, identity: Identity, prepared: PreparedData, membership
     optimizer = build_optimizer(model.named_parameters(), config.optim)
     data = open_data(config, prepared)
     injector = make_injector(config, identity.group, identity.rank)
-    folder = RunFolder(Path(config.run_dir))
     resume = membership.resume
     if resume["checkpoint"]:
         load_checkpoint(resume["checkpoint"], resume["parts"], training_state(model.named_parameters(), optimizer))
-    policy = _policy(config)
-    buckets = _buckets(config, model, overlap=mesh.size == mesh.degrees["tp"])
+    policy = policy_of(config)
+    buckets = _buckets(config, model, policy, overlap=mesh.size == mesh.degrees["tp"])
+    vote = _vote(control)
     first = membership.ready()
     backend = LiveBackend(
         policy,
@@ -165,22 +168,12 @@ def train(config: Config, identity: Identity, prepared: PreparedData, membership
         first,
         buckets,
         connect=lambda generation: _connect(membership, generation, store_address, identity, device),
-        vote=_vote(control),
+        vote=vote,
         injector=injector,
     )
-    checkpoints = CheckpointWriter(
-        Catalog(config.checkpoint.dir or folder.checkpoints),
-        group=identity.group,
-        process_group=writing,
-        keep=config.checkpoint.keep,
-        asynchronous=config.checkpoint.asynchronous,
-        on_event=lambda event: _forward(membership, event),
-        phase_hook=lambda stage: None,
-        fence=lambda: membership.is_member,
-    )
-    if config.checkpoint.every_steps:
-        state = training_state(model.named_parameters(), optimizer)
-        checkpoints.prepare(identity.group, config.parallel.groups, state)
+    checkpoints = _checkpoint_writer(config, identity, membership, writing)
+    if CheckpointSchedule(config).is_on:
+        checkpoints.prepare(identity.group, config.parallel.groups, training_state(model.named_parameters(), optimizer))
     loop = TrainingLoop(
         config,
         model=model,
@@ -191,6 +184,7 @@ def train(config: Config, identity: Identity, prepared: PreparedData, membership
         membership=membership,
         injector=injector,
         pacer=Pacer(config.emulate, config.parallel.micro_batches, membership),
+        vote=vote,
         first_step=first.committed,
         extra=_extra(config, prepared),
     )
@@ -227,7 +221,7 @@ def _seed_everything(config: Config) -> None:
     random.seed(config.seed)
     np.random.seed(config.seed)
     torch.manual_seed(config.seed)
-    torch.set_num_threads(config.launch.threads_per_worker or 1)
+    torch.set_num_threads(threads_per_worker(config))
     if config.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -270,33 +264,39 @@ def make_injector(config: Config, group: int, rank: int) -> Injector:
     return Injector(strikes, group=group, rank=rank, folder=RunFolder(Path(config.run_dir)).injected)
 
 
-def _policy(config: Config) -> Any:
-    settings = config.fault_tolerance
-    return make_policy(
-        settings.backend,
-        groups=config.parallel.groups,
-        redundancy=settings.redundancy,
-        micro_batches=config.parallel.micro_batches,
-        granularity=settings.granularity,
-        placement=settings.placement,
-        solver=settings.solver,
-        duplicates=False,
-    )
-
-
-def _buckets(config: Config, model: GroupModel, overlap: bool) -> GradientBuckets:
-    """The gradient buffers that the backend needs: exact or plain sums, kept or reduced in place."""
-    settings, parameters = config.fault_tolerance, [parameter for _, parameter in model.named_parameters()]
+def _buckets(config: Config, model: GroupModel, policy: Policy, overlap: bool) -> GradientBuckets:
+    """The gradient buffers that the policy needs: exact or plain sums, kept or reduced in place."""
+    parameters = [parameter for _, parameter in model.named_parameters()]
     bucket_bytes = config.parallel.bucket_mib << 20
-    slots = settings.redundancy if settings.backend == "rep" else 1
-    if settings.exact:
-        tokens = config.train.global_batch * config.train.sequence_length
-        return ExactGradientBuckets(parameters, bucket_bytes=bucket_bytes, tokens_per_step=tokens, slots=slots)
-    keep_local = settings.backend != "ckpt"
-    buckets = GradientBuckets(parameters, bucket_bytes=bucket_bytes, keep_local=keep_local, slots=slots)
+    if config.fault_tolerance.exact:
+        return ExactGradientBuckets(
+            parameters,
+            bucket_bytes=bucket_bytes,
+            tokens_per_step=config.train.global_batch * config.train.sequence_length,
+            units_per_step=config.parallel.groups * config.parallel.micro_batches,
+            slots=policy.sums_kept,
+        )
+    buckets = GradientBuckets(
+        parameters, bucket_bytes=bucket_bytes, keep_local=policy.masks_failures, slots=policy.sums_kept
+    )
     if overlap:
         buckets.watch_backward()
     return buckets
+
+
+def _checkpoint_writer(
+    config: Config, identity: Identity, membership: Membership, writing: dist.ProcessGroup | None
+) -> CheckpointWriter:
+    return CheckpointWriter(
+        Catalog(config.checkpoint.dir or RunFolder(Path(config.run_dir)).checkpoints),
+        group=identity.group,
+        process_group=writing,
+        keep=config.checkpoint.keep,
+        asynchronous=config.checkpoint.asynchronous,
+        on_event=lambda event: _forward(membership, event),
+        fence=lambda: membership.is_member,
+        patience_seconds=membership.deadlines.save_patience,
+    )
 
 
 def _connect(
@@ -348,5 +348,4 @@ def _result(loop: TrainingLoop, model: GroupModel, control: dist.ProcessGroup | 
         "final_loss": loop.final_loss,
         "validation_loss": loop.validation_loss,
         "weights_sha256": weights_sha256(model.full_named_tensors(), control),
-        "model": {"parameters": model.parameter_count, "flops_per_token": model.flops_per_token},
     }

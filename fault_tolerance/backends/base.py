@@ -9,7 +9,7 @@ while not committed:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fault_tolerance.policies.base import Unit
@@ -18,6 +18,8 @@ from fault_tolerance.runtime.buckets import GradientBuckets
 Batch = Sequence[Unit]
 """Units that go through the group's pipeline in one call, in order."""
 Work = Sequence[Batch]
+Vote = Callable[[Sequence[int]], list[int]]
+"""Element-wise minimum over the ranks of this group; every rank calls it."""
 
 
 class GlobalRestart(RuntimeError):

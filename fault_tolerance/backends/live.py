@@ -11,21 +11,18 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from fault_tolerance.backends.base import Batch, GlobalRestart, Work
+from fault_tolerance.backends.base import Batch, GlobalRestart, Vote, Work
 from fault_tolerance.policies.base import Plan, Policy, Replan, Restart
 from fault_tolerance.runtime.buckets import GradientBuckets
 from fault_tolerance.runtime.communicator import Communicator, CommunicatorError, MembershipChanged
 from fault_tolerance.runtime.generation import Generation
 from fault_tolerance.runtime.injection import Injector
 from fault_tolerance.runtime.membership import Membership
-
-Vote = Callable[[Sequence[int]], list[int]]
-"""Element-wise minimum over the ranks of this group; every rank calls it."""
 
 
 class LiveBackend:
@@ -177,10 +174,9 @@ class LiveBackend:
                 self._start_bucket(bucket)
 
     def _counted_slots(self) -> list[int]:
-        if self.buckets.slots == 1:
-            return [0]
+        """Slots whose sums enter the gradient; with one slot, all of it or nothing."""
         counted = dict.fromkeys(kind for kind, _ in self._plan.counted_of(self._group))
-        return [self._slot(kind) for kind in counted]
+        return list(dict.fromkeys(self._slot(kind) for kind in counted))
 
     def _give_up_communicator(self, keep_sums: bool = False) -> None:
         """`keep_sums`: all buckets are reduced, so that whatever is still on its way writes to none of them."""
@@ -220,7 +216,7 @@ class LiveBackend:
     # -- a change of membership -------------------------------------------------------------------------------------
 
     def _apply(self, generation: Generation) -> Work:
-        assert generation.committed <= self._step, "a generation is applied in the step that it names"
+        assert generation.committed == self._step, "a generation is applied in the step that it names"
         took_up = time.monotonic()
         self._give_up_communicator()
         self._membership.progress("recovery")

@@ -76,10 +76,17 @@ class Policy(Protocol):
     """A fault-tolerance policy. Deterministic, picklable, without clock or I/O.
 
     One step runs `plan_step`, any number of `on_failure`, then `on_commit`. `on_join` is legal between steps only.
+
+    Attributes:
+        masks_failures: whether it may go on without a group; if not, `on_failure` always gives `Restart`.
+        sums_kept: gradient sums that a live group keeps apart in a step, because a death decides only later which of
+            its types count. 1: all that a group computes counts together or not at all.
     """
 
     groups: int
     micro_batches: int
+    masks_failures: bool
+    sums_kept: int
 
     def on_start(self) -> Plan:
         """All groups live, initial order; returns the first plan."""

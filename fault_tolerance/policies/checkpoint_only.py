@@ -20,6 +20,7 @@ class CheckpointOnly:
         self.micro_batches = micro_batches
         self._plan = SpreadAssignment(cyclic(groups, 1), micro_batches, whole_types=True).snapshot()
         self._dead: set[int] = set()
+        self.masks_failures, self.sums_kept = False, 1
 
     def on_start(self) -> Plan:
         """All groups live; returns the only plan there is."""

@@ -65,6 +65,9 @@ class MaskingPolicy:
     """A patch may go to any survivor, not only to hosts: a unit is a function of its index, any group can compute it.
     With single micro-batches that keeps the patch to about one; whole types are one stack wherever they go."""
 
+    masks_failures = True
+    sums_kept = 1
+
     def __init__(self, placement: Placement, micro_batches: int) -> None:
         if micro_batches < 1:
             raise ValueError(f"parallel.micro_batches={micro_batches} is too small: at least 1")

@@ -89,6 +89,7 @@ class Replication(MaskingPolicy):
         layout = make_placement(placement, groups, redundancy)
         self._alive = bytearray(b"\x01" * groups)
         super().__init__(layout, micro_batches)
+        self.sums_kept = 1 if placement == "partition" else redundancy
 
     def _restore(self) -> MaskingPlan:
         self._alive = bytearray(b"\x01" * self.groups)

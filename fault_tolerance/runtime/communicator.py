@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from fault_tolerance.runtime.generation import Generation
-from fault_tolerance.runtime.membership import Membership
+from fault_tolerance.runtime.membership import DeadlineExceeded, Membership
 
 Result = TypeVar("Result")
 
@@ -47,13 +47,21 @@ def _interruptible(
             membership.changed.notify_all()
 
     threading.Thread(target=run, name=what, daemon=True).start()
-    membership.wait(lambda: outcome.done() or membership.is_stale(generation), deadline, what)
+    _wait(membership, lambda: outcome.done() or membership.is_stale(generation), deadline, what)
     if not outcome.done():
         raise MembershipChanged(f"generation {generation} was superseded")
     try:
         return outcome.result()
     except Exception as error:
         raise CommunicatorError(f"{what}: {error}") from error
+
+
+def _wait(membership: Membership, predicate: Callable[[], bool], deadline: float, what: str) -> None:
+    """Waits for peers; one that does not come in time is the controller's to judge, so it is a failed collective."""
+    try:
+        membership.wait(predicate, deadline, what)
+    except DeadlineExceeded as error:
+        raise CommunicatorError(str(error)) from error
 
 
 class Communicator:
@@ -137,7 +145,8 @@ class Communicator:
         """
         number = self.generation.number
         count = max(0, len(self._works) - leave)
-        self._membership.wait(
+        _wait(
+            self._membership,
             lambda: all(future.done() for future in self._futures[:count]) or self._membership.is_stale(number),
             self._membership.deadlines.collective,
             f"the all-reduce of generation {number}",

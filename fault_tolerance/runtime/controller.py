@@ -14,7 +14,6 @@ import asyncio
 import enum
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from fault_tolerance.runtime.deadlines import Deadlines
 from fault_tolerance.runtime.generation import Generation

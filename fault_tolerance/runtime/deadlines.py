@@ -40,14 +40,24 @@ class Deadlines:
         return self.timeout
 
     @property
-    def build(self) -> float:
-        """For all ranks to arrive at a new communicator."""
-        return 4 * self.timeout
+    def stuck_cap(self) -> float:
+        """Longest time without progress that is allowed; those who wait for that worker have more patience."""
+        return 8 * self.timeout
+
+    @property
+    def save_patience(self) -> float:
+        """How long a save waits for the one before; then it is skipped."""
+        return self.timeout / 2
 
     @property
     def collective(self) -> float:
-        """Last resort inside a collective; the controller's verdicts come long before."""
+        """Last resort inside a collective; the controller's verdicts come before."""
         return 10 * self.timeout
+
+    @property
+    def build(self) -> float:
+        """For all ranks to arrive at a new communicator."""
+        return 12 * self.timeout
 
     @property
     def startup(self) -> float:

@@ -6,8 +6,8 @@ groups, cannot be seen in the result.
 
 The grid is 2^-40 of the gradient of the mean token loss, fixed for the run by the tokens of a step. It needs no
 history, hence none to agree on or to restore: below it nothing matters to AdamW (its epsilon of 1e-8 is 2^13 steps),
-and its range ends at a mean gradient of 2^13, where training has diverged. Whether a step stayed in range is checked
-with every reduction; one that did not counts as not finite.
+and its range ends at a mean gradient of 2^13, where training has diverged. Whether a unit stays in range depends on
+that unit alone; a step with one that does not counts as not finite, whoever computed it.
 
 Cost: 8 bytes per parameter instead of 4 for the local sums, twice the bytes in the all-reduce, and one more pass over
 each unit's gradient.
@@ -29,8 +29,8 @@ EXACT_BITS = 53
 """float64 holds every integer up to 2^53."""
 BLOCK = 1 << 15
 """Elements that are rounded and added at a time, so that they stay in cache."""
-MAXIMUM = STATISTICS - 1
-"""Place in the statistics of a bound on every partial sum, in grid steps."""
+OUT_OF_RANGE = STATISTICS - 1
+"""Place in the statistics of the count of gradients too large for exact sums."""
 
 
 class ExactGradientBuckets(GradientBuckets):
@@ -41,12 +41,19 @@ class ExactGradientBuckets(GradientBuckets):
 
     Args:
         tokens_per_step: target tokens of a step over all groups (fixes the grid).
+        units_per_step: units of a step over all groups (fixes how large one unit's gradient may be).
     """
 
     in_flight = 2
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], *, bucket_bytes: int, tokens_per_step: int, slots: int = 1
+        self,
+        parameters: Sequence[nn.Parameter],
+        *,
+        bucket_bytes: int,
+        tokens_per_step: int,
+        units_per_step: int,
+        slots: int = 1,
     ) -> None:
         self.keep_local, self.slots = True, slots
         self._parameters = list(reversed(parameters))
@@ -54,7 +61,7 @@ class ExactGradientBuckets(GradientBuckets):
         self._scale = 2.0 ** (GRID_BITS - math.ceil(math.log2(tokens_per_step)))
         self._sums = [self._flat(torch.float64) for _ in range(slots)]
         self._make_statistics()
-        self._maxima = torch.zeros(len(self._parameters), dtype=torch.float64, device=self._device)
+        self._largest = 2.0**EXACT_BITS / (self._scale * units_per_step)
         self._scratch = torch.empty(BLOCK, dtype=torch.float64, device=self._device)
         self._selected = 0
         self.renew_reduced()
@@ -81,13 +88,9 @@ class ExactGradientBuckets(GradientBuckets):
                 steps = self._scratch[: part.numel()]
                 torch.mul(part, self._scale, out=steps)  # a power of two: exact
                 total[offset + start : offset + start + part.numel()].add_(steps.round_())
-            self._maxima[index] += gradient.abs().max()
+            self.statistics[OUT_OF_RANGE] += gradient.abs().max() >= self._largest
 
         return round_into_sum
-
-    def begin_step(self) -> None:
-        super().begin_step()
-        self._maxima.zero_()
 
     def select(self, slot: int) -> None:
         self._selected = slot
@@ -106,13 +109,8 @@ class ExactGradientBuckets(GradientBuckets):
         start, end = self._bounds[bucket]
         self._reduced[start:end].copy_(self._on_the_way.pop(bucket).mul_(1.0 / self._scale))
 
-    def load_statistics(self, slots: Sequence[int]) -> torch.Tensor:
-        reduced = super().load_statistics(slots)
-        reduced[MAXIMUM] = self._maxima.max() * self._scale
-        return reduced
-
     def finish(self) -> None:
-        if not self.reduced_statistics[MAXIMUM].item() < 2.0**EXACT_BITS:
+        if self.reduced_statistics[OUT_OF_RANGE].item() > 0:
             self._reduced.fill_(math.nan)
 
     def watch_backward(self) -> None:

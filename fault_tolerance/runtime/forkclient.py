@@ -46,10 +46,12 @@ class ForkServerClient:
         self._reader.start()
 
     def _read(self) -> None:
-        for line in self._process.output:
-            self._on_message(json.loads(line))
-        self.is_gone = True
-        self._on_message({"type": "gone"})
+        try:
+            for line in self._process.output:
+                self._on_message(json.loads(line))
+        finally:  # whoever listens failed: without a reader this server is of no more use
+            self.is_gone = True
+            self._on_message({"type": "gone"})
 
     def _tell(self, command: dict[str, Any]) -> None:
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):  # it is gone: the reader says so

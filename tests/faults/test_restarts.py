@@ -31,7 +31,7 @@ def test_ckpt_killed_at_step_12_with_checkpoints_every_5(start: Any, same: Any, 
 
 @pytest.mark.parametrize("phase", ["reduce", "commit", "checkpoint"])
 def test_ckpt_killed_in_each_phase(start: Any, same: Any, phase: str) -> None:
-    run = start(failures__events=[strike(5, 0, phase)]).finish()
+    run = start(failures__events=[strike(4 if phase == "checkpoint" else 5, 0, phase)]).finish()
     same(run, failures=1, masked_failures=0, global_restarts=1)
     assert set(run.steps) == set(range(8))
 
@@ -45,7 +45,7 @@ def test_spare_killed_while_a_checkpoint_is_written(start: Any, same: Any, async
         fault_tolerance__exact=True,
         checkpoint__every_steps=2,
         checkpoint__asynchronous=asynchronous,
-        failures__events=[strike(2, 1, "checkpoint"), strike(4, 3, "checkpoint")],
+        failures__events=[strike(1, 1, "checkpoint"), strike(3, 3, "checkpoint")],
     ).finish()
     same(run, failures=2, masked_failures=2, global_restarts=0)
     assert max(event["step"] for event in run.events("checkpoint") if event["status"] == "written") == 8

@@ -53,6 +53,12 @@ class Catalog:
         """Folders that look like checkpoints, newest first (by step, then by attempt); nothing is checked."""
         return [path for _, path in sorted(self._matching(_FINISHED), reverse=True)]
 
+    @staticmethod
+    def step_of(path: Path) -> int:
+        """Step of a checkpoint by its folder's name; -1 for a folder that is none."""
+        match = _FINISHED.fullmatch(path.name)
+        return int(match[1]) if match else -1
+
     def exists(self, step: int) -> bool:
         """Whether a checkpoint of `step` is in place; nothing is checked."""
         return any(key[0] == step for key, _ in self._matching(_FINISHED))
@@ -91,8 +97,16 @@ class Catalog:
 
     def _whole(self, path: Path) -> dict[str, Any]:
         """The manifest, after the cheap checks: names and sizes, not contents."""
-        label = _label(path)
         manifest = self._manifest(path)
+        try:
+            self._compare_sizes(path, manifest)
+        except OSError as error:
+            raise CheckpointRejected(f"{_label(path)}: cannot be read ({error})") from error
+        return manifest
+
+    @staticmethod
+    def _compare_sizes(path: Path, manifest: dict[str, Any]) -> None:
+        label = _label(path)
         listed, present = set(manifest["files"]), set(_files_below(path)) - {MANIFEST}
         if missing := sorted(listed - present):
             raise CheckpointRejected(f"{label}: {missing[0]} is missing")
@@ -102,7 +116,6 @@ class Catalog:
             size = (path / name).stat().st_size
             if size != expected["bytes"]:
                 raise CheckpointRejected(f"{label}: {name} has {size} bytes instead of {expected['bytes']}")
-        return manifest
 
     def _manifest(self, path: Path) -> dict[str, Any]:
         label = _label(path)

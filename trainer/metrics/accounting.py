@@ -21,6 +21,15 @@ class _Counted:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """Failures of which it is not yet known what comes of them."""
+
+    time: float
+    groups: int
+    generation: int | None
+
+
 @dataclass
 class Accounting:
     """Running sums over the events and committed steps of one run, in the order in which they happened."""
@@ -34,22 +43,22 @@ class Accounting:
     _stacks: float = 0.0
     _down: float = 0.0
     _down_since: float | None = None
-    _pending: int = 0
-    _pending_since: float | None = None
-    _pending_generation: int | None = None
+    _pending: list[_Pending] = field(default_factory=list)
 
     def failure(self, time: float, groups: int, generation: int | None = None) -> None:
         """`groups` groups of `generation` died; a replan, a restart or a newer generation will say what comes of it."""
         self.failures += groups
-        self._pending += groups
-        self._pending_generation = generation
-        if self._pending_since is None:
-            self._pending_since = time
+        self._pending.append(_Pending(time, groups, generation))
 
-    def replan(self) -> None:
-        """The step goes on: the failures since the last decision are masked."""
-        self.masked_failures += self._pending
-        self._pending, self._pending_since = 0, None
+    def replan(self, generation: int | None = None) -> None:
+        """The step went on in `generation`: the failures of older ones are masked (all, where it is not known)."""
+        later = [
+            failure
+            for failure in self._pending
+            if None not in (generation, failure.generation) and failure.generation >= generation  # type: ignore[operator]
+        ]
+        self.masked_failures += sum(failure.groups for failure in self._pending if failure not in later)
+        self._pending = later
 
     def restart(self, time: float, lost_steps: int | None, seconds: float = 0.0) -> None:
         """A global restart.
@@ -60,10 +69,10 @@ class Accounting:
             seconds: how long it took until `time`; the start of down where no failure was reported before.
         """
         self.global_restarts += 1
-        since = self._pending_since if self._pending_since is not None else max(time - seconds, 0.0)
+        since = self._pending[0].time if self._pending else max(time - seconds, 0.0)
         if self._down_since is None:
             self._down_since = since
-        self._pending, self._pending_since = 0, None
+        self._pending = []
         if lost_steps is not None:
             newest_first = sorted(self._counted, reverse=True)
             for step in newest_first[:lost_steps]:
@@ -74,9 +83,8 @@ class Accounting:
         self, step: int, time: float, seconds: float, tokens: int, stacks: float, generation: int | None = None
     ) -> None:
         """`step` was committed at `time`, after `seconds`, by `generation`."""
-        died_in = self._pending_generation
-        if self._pending and generation is not None and died_in is not None and generation > died_in:
-            self.replan()  # it went on without them
+        if generation is not None and any(failure.generation is not None for failure in self._pending):
+            self.replan(generation)  # it went on without those of older generations
         if self._down_since is not None:
             self._down += max(time - seconds - self._down_since, 0.0)
             self._down_since = None
@@ -89,7 +97,7 @@ class Accounting:
     def give_up(self) -> None:
         """The run ends without having come back from the last failures: it has been down since."""
         if self._pending and self._down_since is None:
-            self._down_since = self._pending_since
+            self._down_since = self._pending[0].time
 
     @property
     def steps(self) -> int:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from trainer.config import Config
+from trainer.threads import threads_per_worker
 
 GPU_PEAKS: tuple[tuple[str, float], ...] = (
     ("GB300", 2.5e15),
@@ -48,8 +49,7 @@ def run_peak(config: Config) -> float | None:
     if config.launch.mode != "local":
         return None
     cores = len(os.sched_getaffinity(0))
-    threads = config.launch.threads_per_worker or max(cores // config.parallel.world, 1)
-    return measure_core_peak() * min(cores, threads * config.parallel.world)
+    return measure_core_peak() * min(cores, threads_per_worker(config) * config.parallel.world)
 
 
 def installed_gpu() -> str | None:

@@ -119,7 +119,7 @@ class RunRecorder:
                 case "failure":
                     self._on_failure(entry)
                 case "replan":
-                    self._accounting.replan()
+                    self._accounting.replan(entry.get("generation"))
                     self._console.line(replan_line(self._pending, entry))
                     self._pending, self._told = [], 0
                 case "restart":

@@ -36,8 +36,7 @@ class GroupModel:
     weights and gradients stay float32), `seed` fixes the initial weights whatever the layout. Raises ValueError where
     the degrees do not fit the model.
 
-    `parts` are the chunks of the model on this rank (one per virtual pipeline stage). `late_parameters` names those
-    whose gradient is complete only when `run` returns, not when backward last accumulates into it.
+    `parts` are the chunks of the model on this rank (one per virtual pipeline stage).
     """
 
     def __init__(
@@ -70,7 +69,6 @@ class GroupModel:
             self._pipeline = Pipeline(self._chunks, parallel, mesh.group("pp"), mesh.device)
             if model.tied_embeddings and (self._pipeline.is_first or self._pipeline.is_last):
                 self._tied = TiedEmbedding(dict(self._parameters)[TIED_WEIGHT], mesh.group("pp"))
-        self.late_parameters = frozenset({TIED_WEIGHT} if self._tied else ())
 
     def _wrap(self, parallel: ParallelConfig, compute_dtype: torch.dtype) -> set[str]:
         """Apply tp, activation checkpointing, compilation and FSDP; returns names of parameters that tp splits."""
