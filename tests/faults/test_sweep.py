@@ -38,7 +38,9 @@ def test_killed_at_any_moment(start: Any, same: Any, number: int) -> None:
     dying = survivable("cyclic", GROUPS, REDUNDANCY, order, PER_RUN)
     run = start(
         parallel__groups=GROUPS,
-        train__steps=24,
+        parallel__micro_batches=1,
+        train__global_batch=GROUPS,
+        train__steps=20,
         fault_tolerance__backend=backend,
         fault_tolerance__placement="cyclic",
         fault_tolerance__redundancy=REDUNDANCY,
