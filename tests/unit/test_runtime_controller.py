@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +17,7 @@ import pytest
 
 from fault_tolerance.runtime.controller import Controller, Phase
 from fault_tolerance.runtime.deadlines import Deadlines
+from fault_tolerance.runtime.membership import EXIT_FENCED, EXIT_RESTART
 from fault_tolerance.runtime.wire import Connection, Message
 
 TIMEOUT = 1.5
@@ -376,3 +380,69 @@ def test_what_was_written_before_a_reset_counts(stage: Callable[..., Stage]) -> 
     run.until(lambda: run.witness.of("failure"))
     assert [error["error"] for error in run.witness.of("worker_error")] == ["ZeroDivisionError"]
     assert not run.witness.of("protocol_error")
+
+
+WORKER = """
+import sys, time
+from fault_tolerance.runtime.deadlines import Deadlines
+from fault_tolerance.runtime.membership import Membership
+host, port, group, timeout = sys.argv[1], *map(float, sys.argv[2:])
+identity = dict(group=int(group), rank=0, epoch=None, fingerprint="f")
+worker = Membership(host, int(port), **identity, deadlines=Deadlines(timeout))
+worker.ready()
+worker.progress("reduce")
+time.sleep(60)
+"""
+
+
+def start_worker(run: Stage, group: int) -> subprocess.Popen[str]:
+    """A real worker's membership in a process of its own, whose main thread hangs once it is ready."""
+    command = [sys.executable, "-c", WORKER, *map(str, (*run.address, group, TIMEOUT))]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def end_of(worker: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit status and last words; it must end by itself."""
+    try:
+        _, said = worker.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        worker.communicate()
+        raise
+    return worker.returncode, said
+
+
+@pytest.mark.processes
+def test_a_frozen_worker_is_fenced_when_it_comes_back(stage: Callable[..., Stage]) -> None:
+    run = stage(2)
+    alive, zombie = run.join(0), start_worker(run, 1)
+    alive.expect("welcome")
+    alive.beat()
+    alive.send(type="ready")
+    alive.expect("generation")
+    zombie.send_signal(signal.SIGSTOP)
+    alive.expect("prepare")
+    assert run.witness.evicted == [1]
+    zombie.send_signal(signal.SIGCONT)
+    status, said = end_of(zombie)
+    assert status == EXIT_FENCED
+    assert "evicted" in said
+
+
+@pytest.mark.processes
+def test_a_worker_leaves_when_told_to_stop_or_when_the_controller_is_gone(stage: Callable[..., Stage]) -> None:
+    run = stage(2, masks=False)
+    first, second = (start_worker(run, group) for group in range(2))
+    run.until(lambda: run.controller.phase is Phase.RUNNING)
+    first.kill()
+    end_of(first)
+    status, said = end_of(second)
+    assert status == EXIT_RESTART
+    assert "global restart" in said
+    run.until(lambda: run.controller.phase is Phase.FORMING)
+    third = start_worker(run, 0)
+    run.until(lambda: run.witness.events and len(run.controller._members) == 1)
+    run.call(run.controller.stop())
+    status, said = end_of(third)
+    assert status == EXIT_FENCED
+    assert "the controller is gone" in said
