@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from fault_tolerance.backends.live import LiveBackend
@@ -17,6 +19,8 @@ from fault_tolerance.runtime.generation import Generation
 from fault_tolerance.runtime.injection import Injector
 
 GROUPS = 3
+PEERS_PATCH_SECONDS = 7.0
+"""What another survivor says in the commit of how long its patch took."""
 
 
 class ScriptedCommunicator:
@@ -27,6 +31,8 @@ class ScriptedCommunicator:
 
     def start_all_reduce(self, tensor: torch.Tensor, op: Any = None) -> None:
         self._begun += 1
+        if op == dist.ReduceOp.MAX:
+            tensor[2] = tensor[2].clamp(min=PEERS_PATCH_SECONDS)
 
     def wait(self, leave: int = 0) -> None:
         if self._begun == 3 and self._commit is not None:  # one bucket, the statistics, then the commit
@@ -45,6 +51,7 @@ class ScriptedMembership:
     def __init__(self, published: Generation) -> None:
         self._next, self._published, self.left = published, 0, []
         self.errors: list[str] = []
+        self.events: list[dict[str, Any]] = []
 
     @property
     def newest(self) -> int:
@@ -58,11 +65,11 @@ class ScriptedMembership:
         return [self._next] if after < self._next.number <= up_to else []
 
     def next_generation(self, after: int) -> Generation:
-        self._published = self._next.number
+        self._published, self._heard_at = self._next.number, time.monotonic()
         return self._next
 
     def heard_at(self, generation: int) -> float:
-        return 0.0
+        return self._heard_at
 
     def is_stale(self, generation: int) -> bool:
         return self._published > generation
@@ -80,14 +87,14 @@ class ScriptedMembership:
         """Nobody watches."""
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Nobody listens."""
+        self.events.append({"event": kind, **fields})
 
 
 def backend_in_commit(
     tmp_path: Path, ending: Exception | None, committed: int
 ) -> tuple[LiveBackend, ScriptedMembership, nn.Linear]:
     """A backend that holds the sums of step 0, whose commit will end so; `committed` is what the others then say."""
-    model = nn.Linear(4, 4, bias=False)
+    model, endings = nn.Linear(4, 4, bias=False), [ending]
     buckets = GradientBuckets(list(model.parameters()), bucket_bytes=1 << 20, keep_local=True)
     membership = ScriptedMembership(Generation(2, 0, (0, 1), deaths=(2,), committed=committed))
     backend = LiveBackend(
@@ -95,7 +102,7 @@ def backend_in_commit(
         membership,  # type: ignore[arg-type]
         Generation(1, 0, (0, 1, 2)),
         buckets,
-        connect=lambda generation: ScriptedCommunicator(ending),  # type: ignore[arg-type, return-value]
+        connect=lambda generation: ScriptedCommunicator(endings.pop() if endings else None),  # type: ignore[arg-type, return-value]
         vote=list,
         injector=Injector([], group=0, rank=0, folder=tmp_path),
     )
@@ -127,6 +134,24 @@ def test_nobody_passed_the_commit(tmp_path: Path) -> None:
     assert patch is not None
     assert sum(map(len, patch)) <= 2
     assert backend.live_groups == (0, 1)
+
+
+def test_the_event_of_a_recovery_has_the_longest_patch_of_any_survivor(tmp_path: Path) -> None:
+    backend, membership, model = backend_in_commit(tmp_path, CommunicatorError("a peer died"), committed=0)
+    assert not backend.commit(1.0)
+    before = time.time()
+    while (work := backend.reduce()) is not None:
+        for batch in work:
+            backend.enter(batch)
+            model(torch.ones(1, 4)).sum().backward()
+    assert backend.commit(1.0)
+    (event,) = membership.events
+    assert (event["event"], event["groups"], event["step"]) == ("replan", [2], 0)
+    assert before <= event["committed_unix_time"] <= time.time()
+    seconds = event["seconds"]
+    assert seconds["patch"] == PEERS_PATCH_SECONDS
+    parts = ("take_up", "tear_down", "replan", "rebuild", "reduce")
+    assert all(0 <= seconds[part] <= seconds["total"] < PEERS_PATCH_SECONDS for part in parts)
 
 
 def test_the_commit_passed(tmp_path: Path) -> None:
