@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo demo-spare test lint format lock docs clean
+.PHONY: help demo demo-spare test soak lint format lock docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a small model on real text, kill a process, watch it come back (2 minutes)"
 	@echo "make demo-spare  four groups with SPARe, two killed, no restart, the same weights (2 minutes)"
 	@echo "make test    all tests (12 minutes on 2 cores); PYTEST='-k name' selects"
+	@echo "make soak    random failures for an hour (SOAK_MINUTES=60)"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff lay out the code"
 	@echo "make docs    docs/configuration.md from the structured configs"
@@ -32,6 +33,9 @@ demo-spare: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -m "not soak" $(PYTEST)
+
+soak: $(STAMP)
+	@$(BIN)/python -m pytest -m soak -s tests/faults/test_soak.py
 
 lint: $(STAMP)
 	@$(BIN)/ruff check
