@@ -11,7 +11,7 @@ import pytest
 from farm import tokens_file
 
 from fault_tolerance.failures import Trace, read_trace, write_trace
-from trainer.comparison.durations import Durations, replay
+from trainer.comparison.durations import Durations, Struck, replay
 from trainer.comparison.report import write_report
 from trainer.comparison.rows import LIVE_METHODS, Row
 from trainer.comparison.run import Comparison, drawn_failures
@@ -66,11 +66,20 @@ def test_a_replay_pays_what_was_measured() -> None:
     config = Row.parse("spare:2").config(base(), Path("c/rows/x"), Path("trace.jsonl"))
     durations = Durations(unit=0.5, other=0.25, recovery=0.1, restart=7.0, save=0.3)
     row = Row.parse("spare:2")
-    quiet = replay(config, row.policy(config), durations, [])
+    quiet = replay(config, row.policy(config), durations, Trace(4, []))
     assert quiet.wall_seconds == pytest.approx(12 * 1.25 + 3 * 0.3)
-    masked = replay(config, row.policy(config), durations, [(0.4, (1,))])
+    masked = replay(config, row.policy(config), durations, Trace(4, [(0.4, (1,))]))
     assert masked.masked_failures == 1
     assert masked.seconds_by_cause["shrink"] == pytest.approx(0.1)
+
+
+def test_a_death_that_struck_strikes_in_the_replay_too() -> None:
+    row = Row.parse("ckpt")
+    config = row.config(base(), Path("c/rows/x"), Path("trace.jsonl"))
+    durations = Durations(unit=0.5, other=0.25, recovery=0.1, restart=7.0, save=0.3)
+    deaths = [(0.4, (1,)), (7.3, (2,))]  # the second falls into the first's restart, which ends at 7.4
+    assert replay(config, row.policy(config), durations, Trace(4, deaths)).global_restarts == 1
+    assert replay(config, row.policy(config), durations, Struck(4, deaths)).global_restarts == 2
 
 
 def test_gaps_are_filled_from_other_rows() -> None:

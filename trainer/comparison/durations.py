@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
-from fault_tolerance.failures import Failure, Trace
+from fault_tolerance.failures import Failure, FailureProcess, Trace
 from fault_tolerance.policies.base import Policy
 from fault_tolerance.simulation.engine import simulate
 from fault_tolerance.simulation.result import Result
@@ -51,16 +51,32 @@ class Durations:
         return Durations(**values)
 
 
-def replay(config: Config, policy: Policy, durations: Durations, failures: Sequence[Failure]) -> Result:
+class Struck(Trace):
+    """Deaths that did strike: one that a simulated restart runs into strikes when training resumes, not never.
+
+    In the live run training had resumed by then, perhaps by a hundredth of a second.
+    """
+
+    def reset(self, now: float) -> None:
+        """Every group is live; no death is past."""
+        self._dead.clear()
+
+
+def struck(history: History) -> list[Failure]:
+    """The deaths of a run until its last commit."""
+    deaths = [event for event in history.of("failure") if event["time"] <= history.wall_seconds]
+    return [(event["time"], tuple(event["groups"])) for event in deaths]
+
+
+def replay(config: Config, policy: Policy, durations: Durations, failures: FailureProcess) -> Result:
     """Simulates a run's configuration under recorded failures, without noise, with its timeline.
 
     Args:
         durations: without gaps (`Durations.filled`).
     """
     assert durations.recovery is not None and durations.restart is not None and durations.save is not None
-    groups = config.parallel.groups
     scenario = Scenario(
-        groups=groups,
+        groups=config.parallel.groups,
         steps=config.train.steps,
         stack_seconds=durations.unit * config.parallel.micro_batches,
         reduce_seconds=durations.other,
@@ -74,7 +90,7 @@ def replay(config: Config, policy: Policy, durations: Durations, failures: Seque
         max_restarts_without_progress=1000,
         max_time_ratio=1000.0,
     )
-    return simulate(scenario, policy, Trace(groups, failures), timeline=True)
+    return simulate(scenario, policy, failures, timeline=True)
 
 
 def _restart(history: History) -> float | None:

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from fault_tolerance.simulation.ledger import CAUSES
 from fault_tolerance.simulation.plots import CAUSE_COLOURS, METHOD_COLOURS
 from trainer.comparison.run import Outcome
-from trainer.comparison.table import COLUMNS, caption, cells, heading
+from trainer.comparison.table import COLUMNS, LAST_HEADINGS, caption, cells, heading
 from trainer.metrics.console import emulation_line
 from trainer.report import page
 from trainer.report.history import History
@@ -67,7 +67,7 @@ def verdict(summary: dict[str, Any]) -> str:
 def _table(summary: dict[str, Any]) -> str:
     rows = summary["rows"]
     best = next(number for number, row in enumerate(rows) if row["title"] == summary["best"])
-    headings = ["method", *(name for _, name, _, _ in COLUMNS), "simulated\n- live [%]", "final loss", "weights"]
+    headings = ["method", *(name for _, name, _, _ in COLUMNS), *LAST_HEADINGS]
     return page.table(headings, [cells(row) for row in rows], best)
 
 

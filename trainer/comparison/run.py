@@ -1,4 +1,4 @@
-"""Runs a comparison: every row live under one failure trace, then the simulator on the same trace.
+"""Runs a comparison: every row live under one failure trace, then the simulator on the same deaths.
 
 What a row has come to lies in its folder; a comparison that was broken off goes on with the rows that are missing.
 """
@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fault_tolerance.failures import Failure, Weibull, read_trace, write_trace
+from fault_tolerance.failures import Failure, Trace, Weibull, read_trace, write_trace
 from fault_tolerance.simulation.result import Result
 from fault_tolerance.simulation.timeline import write_events
 from trainer import config as configuration
-from trainer.comparison.durations import Durations, replay
+from trainer.comparison.durations import Durations, Struck, replay, struck
 from trainer.comparison.rows import Row
 from trainer.config import Config
 from trainer.farm_client import FarmClient, RunFailed
@@ -37,10 +37,10 @@ class Outcome:
     history: History
     durations: Durations
     simulated: Result
-
-    @property
-    def is_exact(self) -> bool:
-        return bool(self.config.fault_tolerance.exact)
+    """Under the deaths that struck the live run."""
+    predicted: Result
+    """Under the whole trace: here a hundredth of a second decides whether a death falls into a restart, and a wipe-out
+    that comes to pass in one of the two worlds alone sets them seconds apart."""
 
 
 class Comparison:
@@ -67,6 +67,8 @@ class Comparison:
                 f"checkpoint.mtbf_seconds={base.checkpoint.mtbf_seconds:g}: a comparison needs the same period for "
                 "all rows; use checkpoint.every_steps or checkpoint.every_seconds"
             )
+        if base.train.log_every != 1:
+            raise ValueError(f"train.log_every={base.train.log_every}: a comparison measures every step; use 1")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._claim()
         self.trace = self.folder / "trace.jsonl"
@@ -94,9 +96,11 @@ class Comparison:
         outcomes = []
         for (row, history), durations in zip(done, measured, strict=True):
             config, filled = self.config(row), durations.filled(measured)
-            simulated = replay(config, row.policy(config), filled, self.failures)
+            groups = config.parallel.groups
+            simulated = replay(config, row.policy(config), filled, Struck(groups, struck(history)))
+            predicted = replay(config, row.policy(config), filled, Trace(groups, self.failures))
             write_events(self.folder / "rows" / row.name / "simulated_events.jsonl", simulated.events)
-            outcomes.append(Outcome(row, config, history, filled, simulated))
+            outcomes.append(Outcome(row, config, history, filled, simulated, predicted))
         return outcomes
 
     def _is_done(self, row: Row) -> bool:
@@ -219,6 +223,8 @@ def row_values(outcome: Outcome, failure_free: float, reference: str | None) -> 
         "live": live,
         "simulated": model,
         "time_to_train_deviation": simulated.wall_seconds / wall - 1.0,
+        "predicted_time_to_train_seconds": outcome.predicted.wall_seconds,
+        "predicted_time_to_train_deviation": outcome.predicted.wall_seconds / wall - 1.0,
         "stacks_deviation": simulated.mean_stacks / (accounting.compute_overhead or 1.0) - 1.0,
         "final_loss": history.summary.get("final_loss"),
         "weights_sha256": weights,

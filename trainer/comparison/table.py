@@ -24,6 +24,8 @@ COLUMNS: tuple[tuple[str, str, int, float], ...] = (
 )
 """Quantities that are live and simulated: (key, heading, digits, factor)."""
 
+LAST_HEADINGS = ("simulated\n- live [%]", "from trace\nalone [%]", "final loss", "weights")
+
 
 def summarise(outcomes: list[Outcome], base: Config) -> dict[str, Any]:
     """The whole comparison as plain values.
@@ -62,7 +64,7 @@ def print_table(summary: dict[str, Any]) -> None:
     table.add_column("live / simulated")
     for _, name, _, _ in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("simulated\n- live [%]", "final loss", "weights"):
+    for name in LAST_HEADINGS:
         table.add_column(name, justify="right", no_wrap=True)
     for row in summary["rows"]:
         table.add_row(*cells(row))
@@ -76,6 +78,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         live, simulated = (number(row[side][key], digits, factor) for side in ("live", "simulated"))
         texts.append(f"{live} / {simulated}")
     texts.append(f"{100 * row['time_to_train_deviation']:+.1f}")
+    texts.append(f"{100 * row['predicted_time_to_train_deviation']:+.1f}")
     texts.append(number(row["final_loss"], 4))
     texts.append({True: "equal", False: "differ", None: "-"}[row["weights_equal"]])
     return texts
@@ -95,7 +98,8 @@ def caption(summary: dict[str, Any]) -> str:
     exact = "" if summary["exact"] else "; weights differ by rounding unless fault_tolerance.exact=true"
     return (
         "TTT / T_0: time to train over failure-free time at one stack per step. stall: patch, recovery, redone work "
-        f"and downtime per failure{exact}"
+        "and downtime per failure. simulated: under the deaths that struck the live row, with the durations of "
+        f"that row; from trace alone: under the whole trace, where a hundredth of a second may decide on a restart{exact}"
     )
 
 
