@@ -99,7 +99,7 @@ def caption(summary: dict[str, Any]) -> str:
     return (
         "TTT / T_0: time to train over failure-free time at one stack per step. stall: patch, recovery, redone work "
         "and downtime per failure. simulated: under the deaths that struck the live row, with the durations of "
-        f"that row; from trace alone: under the whole trace, where a hundredth of a second may decide on a restart{exact}"
+        f"that row; from trace alone: under the whole trace, where a hundredth of a second may decide a restart{exact}"
     )
 
 
