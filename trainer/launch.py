@@ -259,7 +259,10 @@ class Launcher:
         return environment
 
     def _start_forkserver(self, inherit: bool) -> None:
-        self.forkserver = ForkServerClient("trainer.worker", self._environment(), self._from_forkserver, inherit)
+        modules = ["trainer.worker"]
+        modules += ["trainer.parallel.pipeline"] if self.config.parallel.pp > 1 else []
+        modules += ["trainer.parallel.sharding"] if self.config.parallel.dp_shard > 1 else []
+        self.forkserver = ForkServerClient(",".join(modules), self._environment(), self._from_forkserver, inherit)
 
     def _renew_forkserver(self) -> None:
         """Starts a new fork server where the old one has died; the controller has the workers begin anew."""

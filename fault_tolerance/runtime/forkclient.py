@@ -23,7 +23,7 @@ class ForkServerClient:
     """A running fork server.
 
     Args:
-        module: module whose `run(task)` a worker runs; imported once in the server.
+        modules: imported once in the server, comma-separated; the first one's `run(task)` is what a worker runs.
         on_message: called in a reader thread with the server's messages (ready, started, exited) and, at the end of
             its output, {"type": "gone"}.
         inherit: the server is forked from this process instead of started afresh, so that it need not import what this
@@ -32,12 +32,12 @@ class ForkServerClient:
 
     def __init__(
         self,
-        module: str,
+        modules: str,
         environment: Mapping[str, str],
         on_message: Callable[[dict[str, Any]], None],
         inherit: bool = False,
     ) -> None:
-        self._process: _Server = _forked(module, environment) if inherit else _spawned(module, environment)
+        self._process: _Server = _forked(modules, environment) if inherit else _spawned(modules, environment)
         self._lock = threading.Lock()
         self._on_message = on_message
         self.is_gone = False
@@ -109,9 +109,9 @@ def _pipes() -> tuple[int, int, int, int]:
     return (*os.pipe(), *os.pipe())
 
 
-def _spawned(module: str, environment: Mapping[str, str]) -> _Server:
+def _spawned(modules: str, environment: Mapping[str, str]) -> _Server:
     server_in, to_server, from_server, server_out = _pipes()
-    command = [sys.executable, "-m", "fault_tolerance.runtime.forkserver", module]
+    command = [sys.executable, "-m", "fault_tolerance.runtime.forkserver", modules]
     actions = [(os.POSIX_SPAWN_DUP2, server_in, 0), (os.POSIX_SPAWN_DUP2, server_out, 1)]
     pid = os.posix_spawn(sys.executable, command, dict(environment), file_actions=actions)
     os.close(server_in)
@@ -119,7 +119,7 @@ def _spawned(module: str, environment: Mapping[str, str]) -> _Server:
     return _Server(pid, to_server, from_server)
 
 
-def _forked(module: str, environment: Mapping[str, str]) -> _Server:
+def _forked(modules: str, environment: Mapping[str, str]) -> _Server:
     assert threading.active_count() == 1, "a process with threads must not fork"
     server_in, to_server, from_server, server_out = _pipes()
     pid = os.fork()
@@ -131,7 +131,7 @@ def _forked(module: str, environment: Mapping[str, str]) -> _Server:
             os.dup2(server_in, 0)
             os.dup2(server_out, 1)
             os.environ.update(environment)
-            forkserver.main(module)
+            forkserver.main(modules)
             status = 0
         except BaseException:
             traceback.print_exc()

@@ -4,7 +4,8 @@ A process with threads must not fork (children can inherit a lock that nobody wi
 nor whoever hosts the store does. It is driven by JSON lines on stdin and answers on stdout; the end of its stdin ends
 it and every worker, and a worker dies with its server.
 
-Run as `python -m fault_tolerance.runtime.forkserver MODULE`, MODULE.run(task: dict) being what a worker runs.
+Run as `python -m fault_tolerance.runtime.forkserver MODULE[,MODULE...]`: the first one's run(task: dict) is what a
+worker runs, the others are only imported.
 """
 
 from __future__ import annotations
@@ -138,14 +139,14 @@ class ForkServer:
                 time.sleep(0.01)
 
 
-def main(module: str) -> None:
-    """Serves until stdin ends."""
+def main(modules: str) -> None:
+    """Serves until stdin ends. `modules`: comma-separated; the first one's `run` is what workers run."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a signal to the process group: the launcher decides
     die_with_parent(os.getppid())
-    imported = importlib.import_module(module)
+    imported = [importlib.import_module(module) for module in modules.split(",")]
     gc.freeze()  # a worker's full collection would walk all of it (0.3 s) and so copy its pages (80 MB)
-    ForkServer(imported).serve()
+    ForkServer(imported[0]).serve()
 
 
 if __name__ == "__main__":

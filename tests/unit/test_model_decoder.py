@@ -20,8 +20,8 @@ from trainer.model.norm import RMSNorm
 from trainer.model.rotary import inverse_frequencies, rotary_tables, rotate
 from trainer.model.size import flops_per_token, parameter_count
 from trainer.parallel.group_model import GroupModel
+from trainer.parallel.layers import split_layers
 from trainer.parallel.mesh import GroupMesh
-from trainer.parallel.pipeline import split_layers
 
 SMALL = ModelConfig(vocab_size=64, hidden_size=32, intermediate_size=48, layers=2, heads=4, kv_heads=2, init_std=0.2)
 

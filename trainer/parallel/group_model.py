@@ -2,28 +2,31 @@
 
 All of tensor, pipeline and FSDP parallelism lies behind this one object. Wrapping follows one order: tensor
 parallelism, activation checkpointing, compilation, FSDP. Gradients are those of the SUM of token losses, added to
-whatever the parameters' `.grad` holds.
+whatever the parameters' `.grad` holds. What only some layouts need (schedules, FSDP, the compiler) is imported where it
+is used: it costs as much time and memory as half of torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-import torch._inductor.config
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.config import ModelConfig, ParallelConfig
 from trainer.model.decoder import Decoder
 from trainer.model.size import flops_per_token, parameter_count
+from trainer.parallel.layers import split_layers
 from trainer.parallel.materialise import materialise
 from trainer.parallel.mesh import GroupMesh
-from trainer.parallel.pipeline import Pipeline, split_layers
-from trainer.parallel.sharding import release, shard
 from trainer.parallel.tensor import apply_tensor_parallel
 from trainer.parallel.tied import TiedEmbedding
 from trainer.validation import validate_model
+
+if TYPE_CHECKING:
+    from trainer.parallel.pipeline import Pipeline
 
 TIED_WEIGHT = "embed_tokens.weight"
 """The weight that embedding and output projection share where they are tied."""
@@ -66,6 +69,8 @@ class GroupModel:
         self._pipeline: Pipeline | None = None
         self._tied: TiedEmbedding | None = None
         if mesh.has("pp"):
+            from trainer.parallel.pipeline import Pipeline
+
             self._pipeline = Pipeline(self._chunks, parallel, mesh.group("pp"), mesh.device)
             if model.tied_embeddings and (self._pipeline.is_first or self._pipeline.is_last):
                 self._tied = TiedEmbedding(dict(self._parameters)[TIED_WEIGHT], mesh.group("pp"))
@@ -75,7 +80,9 @@ class GroupModel:
         tp, dp_shard = self.mesh.axis_or_none("tp"), self.mesh.axis_or_none("dp_shard")
         split: set[str] = set()
         if parallel.compile and self.mesh.device.type == "cpu":
-            torch._inductor.config.compile_threads = 1  # no pool of compiler processes beside every rank
+            from torch._inductor import config as inductor
+
+            inductor.compile_threads = 1  # no pool of compiler processes beside every rank
         for chunk in self._chunks:
             if tp is not None:
                 apply_tensor_parallel(chunk, tp)
@@ -85,6 +92,8 @@ class GroupModel:
                 if parallel.compile:
                     layer.compile()
             if dp_shard is not None:
+                from trainer.parallel.sharding import shard
+
                 shard(chunk, dp_shard, compute_dtype, keep_gathered=self.mesh.has("pp"))
         return split
 
@@ -131,8 +140,11 @@ class GroupModel:
             total = self._run_units(inputs, targets)
         else:
             total = self._pipeline.evaluate(inputs.flatten(0, 1), targets.flatten(0, 1), len(blocks))
-        for chunk in self._chunks:
-            release(chunk)
+        if self.mesh.has("dp_shard"):
+            from trainer.parallel.sharding import release
+
+            for chunk in self._chunks:
+                release(chunk)
         return self._sum_loss(total)
 
     def _local_rows(self, blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,6 @@ breadth-first; both compute the same sums (breadth-first adds the micro-batches'
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,17 +23,7 @@ from torch.distributed.pipelining import (
 )
 
 from trainer.config import ParallelConfig
-from trainer.model.decoder import Decoder, LayerRange
-
-
-def split_layers(layers: int, stages: int) -> list[LayerRange]:
-    """Contiguous ranges of layers per stage, of nearly equal size; earlier stages take the remainder, because the last
-    one has the output projection as well."""
-    base, extra = divmod(layers, stages)
-    bounds = [0]
-    for stage in range(stages):
-        bounds.append(bounds[-1] + base + (1 if stage < extra else 0))
-    return [LayerRange(first, last, layers) for first, last in itertools.pairwise(bounds)]
+from trainer.model.decoder import Decoder
 
 
 class _Stage(PipelineStage):
