@@ -36,7 +36,7 @@ class Durations:
         return cls(
             unit=history.stack_seconds / history.config.parallel.micro_batches,
             other=history.overheads.every,
-            recovery=history.overheads.recovery,
+            recovery=_recovery(history),
             restart=_restart(history),
             save=history.overheads.save,
         )
@@ -91,6 +91,18 @@ def replay(config: Config, policy: Policy, durations: Durations, failures: Failu
         max_time_ratio=1000.0,
     )
     return simulate(scenario, policy, failures, timeline=True)
+
+
+def _recovery(history: History) -> float | None:
+    """Without the all-reduces that deaths broke: the simulator breaks those of its own deaths itself.
+
+    A death falls into the all-reduce by its share of a step, and costs half of it on average.
+    """
+    recovery, other = history.overheads.recovery, history.overheads.every
+    if recovery is None:
+        return None
+    masked = [history.expected_seconds(span) for span in history.spans if span.replans]
+    return max(recovery - other * other / (2 * statistics.fmean(masked)), 0.0)
 
 
 def _restart(history: History) -> float | None:

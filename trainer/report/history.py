@@ -174,15 +174,19 @@ class History:
 
     @cached_property
     def overheads(self) -> Overheads:
-        """What steps took beyond their stacks, by least squares over all steps but those that begin an epoch."""
+        """What steps took beyond their stacks, by least squares over all steps but those that begin an epoch.
+
+        A save is what the step's fastest group recorded of it; what others took longer shows in the steps that follow.
+        """
         spans = [span for span in self.spans if not span.first] or self.spans
-        kinds = [(1.0, float(bool(span.replans)), float(span.save_seconds > 0)) for span in spans]
-        beyond = [span.seconds - span.stacks * self.stack_seconds for span in spans]
-        every, recovery, save = scipy.optimize.nnls(np.array(kinds), np.array(beyond))[0].tolist()
+        kinds = [(1.0, float(bool(span.replans))) for span in spans]
+        beyond = [span.seconds - span.save_seconds - span.stacks * self.stack_seconds for span in spans]
+        every, recovery = scipy.optimize.nnls(np.array(kinds), np.array(beyond))[0].tolist()
+        saves = [span.save_seconds for span in self.spans if span.save_seconds]
         return Overheads(
             every,
             recovery if any(kind[1] for kind in kinds) else None,
-            save if any(kind[2] for kind in kinds) else None,
+            statistics.fmean(saves) if saves else None,
         )
 
     @property
