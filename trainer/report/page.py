@@ -9,17 +9,17 @@ from pathlib import Path
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --accent: #1f77b4; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1280px; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1440px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin-bottom: 0.2rem; } h2 { font-size: 1.15rem; margin: 2rem 0 0.6rem; }
 p.note { opacity: 0.75; margin: 0.3rem 0 1rem; }
 p.emulated { border-left: 4px solid #ff7f0e; padding: 0.3rem 0.8rem; background: #ff7f0e1a; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.25rem 0.55rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+table { border-collapse: collapse; font-size: 0.82rem; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.25rem 0.45rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
-thead th { border-bottom: 2px solid var(--line); vertical-align: bottom; white-space: pre-line; }
+thead th { border-bottom: 2px solid var(--line); vertical-align: bottom; white-space: pre; }
 tr.best td { font-weight: 600; color: var(--accent); }
-img { max-width: 100%; background: white; border: 1px solid var(--line); border-radius: 4px; }
+img { max-width: min(100%, 1100px); background: white; border: 1px solid var(--line); border-radius: 4px; }
 figure { margin: 0 0 1.2rem; } figcaption { font-weight: 600; margin: 0.4rem 0; }
 details { margin: 1rem 0; } pre { overflow-x: auto; font-size: 0.8rem; }
 """
