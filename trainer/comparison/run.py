@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -175,9 +176,9 @@ def drawn_failures(groups: int, mtbf: float, shape: float, seed: int, horizon: f
 
 
 def failure_free_seconds(outcomes: list[Outcome]) -> float:
-    """T_0: all steps at one stack, as the fastest row's units and all-reduces were measured; the same for all rows."""
-    best = min(outcome.history.stack_seconds + outcome.history.other_seconds for outcome in outcomes)
-    return outcomes[0].config.train.steps * best
+    """T_0: all steps at one stack, as the rows' median step was measured; the same for all rows."""
+    steps = [outcome.history.stack_seconds + outcome.history.other_seconds for outcome in outcomes]
+    return outcomes[0].config.train.steps * statistics.median(steps)
 
 
 def row_values(outcome: Outcome, failure_free: float, reference: str | None) -> dict[str, Any]:
