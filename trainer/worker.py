@@ -268,17 +268,19 @@ def _buckets(config: Config, model: GroupModel, policy: Policy, overlap: bool) -
     """The gradient buffers that the policy needs: exact or plain sums, kept or reduced in place."""
     parameters = [parameter for _, parameter in model.named_parameters()]
     bucket_bytes = config.parallel.bucket_mib << 20
+    buckets: GradientBuckets
     if config.fault_tolerance.exact:
-        return ExactGradientBuckets(
+        buckets = ExactGradientBuckets(
             parameters,
             bucket_bytes=bucket_bytes,
             tokens_per_step=config.train.global_batch * config.train.sequence_length,
             units_per_step=config.parallel.groups * config.parallel.micro_batches,
             slots=policy.sums_kept,
         )
-    buckets = GradientBuckets(
-        parameters, bucket_bytes=bucket_bytes, keep_local=policy.masks_failures, slots=policy.sums_kept
-    )
+    else:
+        buckets = GradientBuckets(
+            parameters, bucket_bytes=bucket_bytes, keep_local=policy.masks_failures, slots=policy.sums_kept
+        )
     if overlap:
         buckets.watch_backward()
     return buckets

@@ -141,6 +141,8 @@ class LiveBackend:
 
     def _reduce_buckets(self, communicator: Communicator) -> None:
         buckets, stored = self.buckets, 0
+        if self._started_buckets == 0:
+            buckets.begin_reduce()
         for bucket in range(self._started_buckets, len(buckets)):
             if buckets.in_flight is not None and bucket - stored == buckets.in_flight:
                 communicator.wait(leave=buckets.in_flight - 1)

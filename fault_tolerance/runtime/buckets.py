@@ -50,9 +50,7 @@ class GradientBuckets:
         self._reduced, self._reduced_gradients = self._sums[0], self._sum_gradients[0]
         if keep_local:
             self.renew_reduced()
-        self._waiting: list[int] = []
-        self._on_bucket: Callable[[int], None] | None = None
-        self._next_bucket = 0
+        self._watch_nothing()
 
     # -- buffers ----------------------------------------------------------------------------------------------------
 
@@ -111,12 +109,15 @@ class GradientBuckets:
         """Number of buckets."""
         return len(self._bounds)
 
+    def begin_reduce(self) -> None:
+        """A reduction begins; nothing of an earlier one is on its way to these buffers."""
+
     def load_bucket(self, bucket: int, slots: Sequence[int]) -> torch.Tensor:
         """The tensor to reduce in place for `bucket`, filled with the sum of these slots' local sums."""
         start, end = self._bounds[bucket]
         target = self._reduced[start:end]
         if self.keep_local:
-            _sum_into(target, [self._sums[slot][start:end] for slot in slots])
+            sum_into(target, [self._sums[slot][start:end] for slot in slots])
         return target
 
     def store_bucket(self, bucket: int) -> None:
@@ -128,7 +129,7 @@ class GradientBuckets:
     def load_statistics(self, slots: Sequence[int]) -> torch.Tensor:
         """`reduced_statistics`, filled with the sum of these slots' statistics."""
         if self.keep_local:
-            _sum_into(self.reduced_statistics, [self._slot_statistics[slot] for slot in slots])
+            sum_into(self.reduced_statistics, [self._slot_statistics[slot] for slot in slots])
         return self.reduced_statistics
 
     @property
@@ -167,15 +168,21 @@ class GradientBuckets:
             parameter.register_post_accumulate_grad_hook(self._hook(index))
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        def accumulated(_: torch.Tensor) -> None:
-            if self._on_bucket is None:
-                return
-            self._waiting[self._bucket_of[index]] -= 1
-            while self._next_bucket < len(self._waiting) and self._waiting[self._next_bucket] == 0:
-                self._next_bucket += 1
-                self._on_bucket(self._next_bucket - 1)
+        return lambda _: self._is_final(index)
 
-        return accumulated
+    def _is_final(self, index: int) -> None:
+        """The backward pass has added the last to a parameter's gradient."""
+        if self._on_bucket is None:
+            return
+        self._waiting[self._bucket_of[index]] -= 1
+        while self._next_bucket < len(self._waiting) and self._waiting[self._next_bucket] == 0:
+            self._next_bucket += 1
+            self._on_bucket(self._next_bucket - 1)
+
+    def _watch_nothing(self) -> None:
+        self._waiting: list[int] = []
+        self._on_bucket: Callable[[int], None] | None = None
+        self._next_bucket = 0
 
     def arm(self, on_bucket: Callable[[int], None]) -> None:
         """During the next backward pass `on_bucket(i)` is called as soon as buckets 0..i are final, in order."""
@@ -189,13 +196,14 @@ class GradientBuckets:
         self._on_bucket = None
 
 
-def _sum_into(target: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
+def sum_into(target: torch.Tensor, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Fills `target` with the sum of the sources (zero without any) and returns it."""
     if not sources:
-        target.zero_()
-        return
+        return target.zero_()
     target.copy_(sources[0])
     for source in sources[1:]:
         target.add_(source)
+    return target
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:

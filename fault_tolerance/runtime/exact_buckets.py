@@ -21,13 +21,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from fault_tolerance.runtime.buckets import STATISTICS, GradientBuckets, local_tensor
+from fault_tolerance.runtime.buckets import STATISTICS, GradientBuckets, local_tensor, sum_into
 
 GRID_BITS = 40
 """The grid is 2^-GRID_BITS of the mean gradient."""
 EXACT_BITS = 53
 """float64 holds every integer up to 2^53."""
-BLOCK = 1 << 15
+BLOCK = 1 << 17
 """Elements that are rounded and added at a time, so that they stay in cache."""
 OUT_OF_RANGE = STATISTICS - 1
 """Place in the statistics of the count of gradients too large for exact sums."""
@@ -44,7 +44,7 @@ class ExactGradientBuckets(GradientBuckets):
         units_per_step: units of a step over all groups (fixes how large one unit's gradient may be).
     """
 
-    in_flight = 2
+    in_flight = 4
 
     def __init__(
         self,
@@ -64,11 +64,14 @@ class ExactGradientBuckets(GradientBuckets):
         self._largest = 2.0**EXACT_BITS / (self._scale * units_per_step)
         self._scratch = torch.empty(BLOCK, dtype=torch.float64, device=self._device)
         self._selected = 0
+        self._watched = False
+        self._watch_nothing()
         self.renew_reduced()
         for index, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(self._accumulate(index))
 
     def renew_reduced(self) -> None:
+        self._free: list[torch.Tensor] = []
         self._on_the_way: dict[int, torch.Tensor] = {}
         super().renew_reduced()
 
@@ -81,14 +84,16 @@ class ExactGradientBuckets(GradientBuckets):
             gradient = local_tensor(parameter.grad).reshape(-1)
             parameter.grad = None
             if gradient.numel() == 0:
-                return
+                return self._is_final(index)
             total = self._sums[self._selected]
             for start in range(0, gradient.numel(), BLOCK):
                 part = gradient[start : start + BLOCK]
                 steps = self._scratch[: part.numel()]
                 torch.mul(part, self._scale, out=steps)  # a power of two: exact
                 total[offset + start : offset + start + part.numel()].add_(steps.round_())
-            self.statistics[OUT_OF_RANGE] += gradient.abs().max() >= self._largest
+            least, most = torch.aminmax(gradient)
+            self.statistics[OUT_OF_RANGE] += (most >= self._largest) | (least <= -self._largest)
+            self._is_final(index)
 
         return round_into_sum
 
@@ -98,23 +103,32 @@ class ExactGradientBuckets(GradientBuckets):
         for parameter in self._parameters:
             parameter.grad = None
 
+    def begin_reduce(self) -> None:
+        self._free.extend(self._on_the_way.values())
+        self._on_the_way.clear()
+
     def load_bucket(self, bucket: int, slots: Sequence[int]) -> torch.Tensor:
         start, end = self._bounds[bucket]
-        self._on_the_way[bucket] = target = torch.zeros(end - start, dtype=torch.float64, device=self._device)
-        for slot in slots:
-            target.add_(self._sums[slot][start:end])
-        return target
+        self._on_the_way[bucket] = target = self._free.pop() if self._free else self._buffer()
+        return sum_into(target[: end - start], [self._sums[slot][start:end] for slot in slots])
 
     def store_bucket(self, bucket: int) -> None:
         start, end = self._bounds[bucket]
-        self._reduced[start:end].copy_(self._on_the_way.pop(bucket).mul_(1.0 / self._scale))
+        target = self._on_the_way.pop(bucket)
+        torch.mul(target[: end - start], 1.0 / self._scale, out=self._reduced[start:end])
+        self._free.append(target)
 
     def finish(self) -> None:
         if self.reduced_statistics[OUT_OF_RANGE].item() > 0:
             self._reduced.fill_(math.nan)
 
+    def _buffer(self) -> torch.Tensor:
+        largest = max(end - start for start, end in self._bounds)
+        return torch.empty(largest, dtype=torch.float64, device=self._device)
+
     def watch_backward(self) -> None:
-        """Nothing is reduced during the backward pass."""
+        self._watched = True
 
     def arm(self, on_bucket: Callable[[int], None]) -> None:
-        """As above."""
+        if self._watched:
+            super().arm(lambda bucket: on_bucket(bucket) if bucket < self.in_flight else None)
