@@ -267,7 +267,7 @@ class Controller:
 
     def worker_ended(self, group: int, epoch: int, how: str) -> None:
         """The supervisor saw a process of `group` end; it knows more of the cause than a closed connection tells."""
-        if epoch == self.epoch and not self._report.explain(group, how):
+        if not self._report.explain(group, how) and epoch == self.epoch:
             self._group_died(group, how)
 
     def _group_died(self, group: int, cause: str, lost: Member | None = None) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fault_tolerance.runtime.wire import Message
 
-EXPLANATION_SECONDS = 0.03
+EXPLANATION_SECONDS = 0.5
 """How long a failure's event waits for the process's exit status; recovery does not wait."""
 
 
@@ -33,37 +35,52 @@ class Supervisor(Protocol):
         """The run cannot go on."""
 
 
+@dataclass
+class _Entry:
+    kind: str
+    fields: dict[str, Any]
+    group: int | None
+    """Group whose exit status is waited for."""
+
+
 class Reporter:
     """Events in the order of their causes: a failure waits for its exit status, and what follows waits for it."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
-        self._untold: dict[int, dict[str, Any]] = {}
+        self._queue: deque[_Entry] = deque()
 
     def failure(self, group: int, **fields: Any) -> None:
         """A group failed; `fields` are those of the event."""
-        self._untold[group] = {"groups": [group], **fields}
-        asyncio.get_running_loop().call_later(EXPLANATION_SECONDS, self._tell_failure, group)
+        entry = _Entry("failure", {"groups": [group], **fields}, group)
+        self._queue.append(entry)
+        asyncio.get_running_loop().call_later(EXPLANATION_SECONDS, self._settle, entry)
 
     def explain(self, group: int, cause: str) -> bool:
         """The supervisor knows how a process of `group` ended; False if no failure waits for that."""
-        if group not in self._untold:
-            return False
-        self._untold[group]["cause"] = cause
-        self._tell_failure(group)
-        return True
+        for entry in self._queue:
+            if entry.group == group:
+                entry.fields["cause"] = cause
+                self._settle(entry)
+                return True
+        return False
 
     def tell(self, kind: str, **fields: Any) -> None:
         """An event, after the failures that led to it."""
-        self.flush()
-        self._supervisor.on_event(kind, **fields)
+        self._queue.append(_Entry(kind, fields, None))
+        self._release()
 
     def flush(self) -> None:
-        """Tells of all failures that still wait."""
-        for group in list(self._untold):
-            self._tell_failure(group)
+        """Tells of everything that still waits."""
+        for entry in self._queue:
+            entry.group = None
+        self._release()
 
-    def _tell_failure(self, group: int) -> None:
-        fields = self._untold.pop(group, None)
-        if fields is not None:
-            self._supervisor.on_event("failure", **fields)
+    def _settle(self, entry: _Entry) -> None:
+        entry.group = None
+        self._release()
+
+    def _release(self) -> None:
+        while self._queue and self._queue[0].group is None:
+            entry = self._queue.popleft()
+            self._supervisor.on_event(entry.kind, **entry.fields)
