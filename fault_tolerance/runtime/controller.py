@@ -267,7 +267,7 @@ class Controller:
 
     def worker_ended(self, group: int, epoch: int, how: str) -> None:
         """The supervisor saw a process of `group` end; it knows more of the cause than a closed connection tells."""
-        if not self._report.explain(group, how) and epoch == self.epoch:
+        if not self._report.explain(epoch, group, how) and epoch == self.epoch:
             self._group_died(group, how)
 
     def _group_died(self, group: int, cause: str, lost: Member | None = None) -> None:
@@ -298,7 +298,9 @@ class Controller:
             self._finish_if_done()
 
     def _note_failure(self, group: int, phase: str, cause: str) -> None:
-        self._report.failure(group, step=self._last_step + 1, phase=phase, cause=cause, generation=self.generation)
+        self._report.failure(
+            self.epoch, group, step=self._last_step + 1, phase=phase, cause=cause, generation=self.generation
+        )
 
     def _begin_agreement(self, deaths: list[int], causes: list[str], silent_seconds: float = 0.0) -> None:
         now = time.monotonic()

@@ -39,8 +39,8 @@ class Supervisor(Protocol):
 class _Entry:
     kind: str
     fields: dict[str, Any]
-    group: int | None
-    """Group whose exit status is waited for."""
+    awaits: tuple[int, int] | None
+    """Epoch and group whose exit status is waited for."""
 
 
 class Reporter:
@@ -50,16 +50,16 @@ class Reporter:
         self._supervisor = supervisor
         self._queue: deque[_Entry] = deque()
 
-    def failure(self, group: int, **fields: Any) -> None:
-        """A group failed; `fields` are those of the event."""
-        entry = _Entry("failure", {"groups": [group], **fields}, group)
+    def failure(self, epoch: int, group: int, **fields: Any) -> None:
+        """A group failed in `epoch`; `fields` are those of the event."""
+        entry = _Entry("failure", {"groups": [group], **fields}, (epoch, group))
         self._queue.append(entry)
         asyncio.get_running_loop().call_later(EXPLANATION_SECONDS, self._settle, entry)
 
-    def explain(self, group: int, cause: str) -> bool:
-        """The supervisor knows how a process of `group` ended; False if no failure waits for that."""
+    def explain(self, epoch: int, group: int, cause: str) -> bool:
+        """The supervisor knows how a process of `group` ended; False if no failure of that epoch waits for it."""
         for entry in self._queue:
-            if entry.group == group:
+            if entry.awaits == (epoch, group):
                 entry.fields["cause"] = cause
                 self._settle(entry)
                 return True
@@ -73,14 +73,14 @@ class Reporter:
     def flush(self) -> None:
         """Tells of everything that still waits."""
         for entry in self._queue:
-            entry.group = None
+            entry.awaits = None
         self._release()
 
     def _settle(self, entry: _Entry) -> None:
-        entry.group = None
+        entry.awaits = None
         self._release()
 
     def _release(self) -> None:
-        while self._queue and self._queue[0].group is None:
+        while self._queue and self._queue[0].awaits is None:
             entry = self._queue.popleft()
             self._supervisor.on_event(entry.kind, **entry.fields)
