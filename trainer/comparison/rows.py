@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from fault_tolerance.policies.base import Policy
-from fault_tolerance.policies.factory import make_policy
 from fault_tolerance.simulation.cases import METHODS, Method
-from trainer.config import Config, FailuresConfig
+from trainer.config import Config, FailuresConfig, FaultToleranceConfig
+from trainer.policy import policy_of
 
 LIVE_METHODS = tuple(name for name, method in METHODS.items() if not method.duplicates)
 """Methods that run live; the names are the simulator's."""
@@ -55,18 +55,11 @@ class Row:
 
     def config(self, base: Config, folder: Path, trace: Path) -> Config:
         """The configuration of its live run; what `base` says of the method is replaced."""
-        method = self.kind
         plain = Config(**{entry.name: getattr(base, entry.name) for entry in fields(Config)})
         return dataclasses.replace(
             plain,
             run_dir=str(folder),
-            fault_tolerance=dataclasses.replace(
-                base.fault_tolerance,
-                backend=method.backend,
-                redundancy=self.redundancy,
-                granularity=method.granularity,
-                placement=method.placement,
-            ),
+            fault_tolerance=self._settings(base),
             failures=FailuresConfig(kind="trace", file=str(trace), unit="seconds"),
             logging=dataclasses.replace(
                 base.logging, wandb_group=base.logging.wandb_group or folder.parent.parent.name
@@ -75,13 +68,15 @@ class Row:
 
     def policy(self, config: Config) -> Policy:
         """A fresh policy, the one that its live run has."""
+        return policy_of(dataclasses.replace(config, fault_tolerance=self._settings(config)))
+
+    def _settings(self, base: Config) -> FaultToleranceConfig:
+        """The row's method in place of the one that `base` names."""
         method = self.kind
-        return make_policy(
-            method.backend,
-            groups=config.parallel.groups,
+        return dataclasses.replace(
+            base.fault_tolerance,
+            backend=method.backend,
             redundancy=self.redundancy,
-            micro_batches=config.parallel.micro_batches,
             granularity=method.granularity,
             placement=method.placement,
-            solver=config.fault_tolerance.solver,
         )
