@@ -270,14 +270,14 @@ class Controller:
         if not self._report.explain(epoch, group, how) and epoch == self.epoch:
             self._group_died(group, how)
 
-    def _group_died(self, group: int, cause: str, lost: Member | None = None) -> None:
+    def _group_died(self, group: int, cause: str, lost: Member | None = None, is_explained: bool = True) -> None:
         """A process of `group` ended or must end; its whole group leaves. `lost`: that process, where it is known."""
         lost = lost or next(iter(self._of([group])), None)
         phase, silent = ("unknown", 0.0) if lost is None else (lost.phase, time.monotonic() - lost.last_seen)
         if self.phase in (Phase.ENDED, Phase.RESTARTING):
             return
         if self.phase is Phase.FORMING:
-            self._note_failure(group, "startup", cause)
+            self._note_failure(group, "startup", cause, is_explained)
             self._restart(f"group {group} was lost while the groups formed: {cause}")
             return
         if group not in self._live:
@@ -287,7 +287,7 @@ class Controller:
             member.link.send({"type": "evicted", "reason": cause})
             member.link.close()
             del self._members[group, member.rank]
-        self._note_failure(group, phase, cause)
+        self._note_failure(group, phase, cause, is_explained)
         self.supervisor.evict(group, cause)
         if not self._live:
             self._restart("no group is left")
@@ -297,9 +297,15 @@ class Controller:
             self._begin_agreement([group], [f"group {group}: {cause}"], silent)
             self._finish_if_done()
 
-    def _note_failure(self, group: int, phase: str, cause: str) -> None:
+    def _note_failure(self, group: int, phase: str, cause: str, is_explained: bool) -> None:
         self._report.failure(
-            self.epoch, group, step=self._last_step + 1, phase=phase, cause=cause, generation=self.generation
+            self.epoch,
+            group,
+            is_explained,
+            step=self._last_step + 1,
+            phase=phase,
+            cause=cause,
+            generation=self.generation,
         )
 
     def _begin_agreement(self, deaths: list[int], causes: list[str], silent_seconds: float = 0.0) -> None:
@@ -348,7 +354,7 @@ class Controller:
         if member.done is not None:
             return
         del self._members[member.group, member.rank]
-        self._group_died(member.group, f"rank {member.rank} (process {member.pid}) is gone", member)
+        self._group_died(member.group, f"rank {member.rank} (process {member.pid}) is gone", member, is_explained=False)
 
     # -- deadlines --------------------------------------------------------------------------------------------------
 

@@ -44,17 +44,20 @@ class _Entry:
 
 
 class Reporter:
-    """Events in the order of their causes: a failure waits for its exit status, and what follows waits for it."""
+    """Events in the order of their causes: a lost connection waits for its exit status, what follows waits for it."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._queue: deque[_Entry] = deque()
 
-    def failure(self, epoch: int, group: int, **fields: Any) -> None:
-        """A group failed in `epoch`; `fields` are those of the event."""
-        entry = _Entry("failure", {"groups": [group], **fields}, (epoch, group))
+    def failure(self, epoch: int, group: int, is_explained: bool, **fields: Any) -> None:
+        """A group failed in `epoch`; `fields` are those of the event. Only an unexplained cause waits for a better."""
+        entry = _Entry("failure", {"groups": [group], **fields}, None if is_explained else (epoch, group))
         self._queue.append(entry)
-        asyncio.get_running_loop().call_later(EXPLANATION_SECONDS, self._settle, entry)
+        if is_explained:
+            self._release()
+        else:
+            asyncio.get_running_loop().call_later(EXPLANATION_SECONDS, self._settle, entry)
 
     def explain(self, epoch: int, group: int, cause: str) -> bool:
         """The supervisor knows how a process of `group` ended; False if no failure of that epoch waits for it."""
