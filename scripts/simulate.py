@@ -64,6 +64,9 @@ class SimulationOptions:
     """Groups also die during a global restart; false: all are new when training resumes."""
     notice: str = "synchronisation"
     """When a wipe-out in compute is acted on: synchronisation or immediate."""
+    masked_death_in_save: str = "survived"
+    """What a masked death in a save costs: survived (nothing, as published) or rewritten (the save is void and another
+    follows two steps later, as in the trainer)."""
     join_s: float = 0.0
     """Training stands still this long while repaired groups (cluster.repair_s) take over the state."""
     domain_size: int = 1
@@ -188,6 +191,7 @@ def _shared(config: SimulateConfig) -> dict[str, Any]:
     options: dict[str, Any] = {
         "failures_in_restart": simulation.failures_in_restart,
         "notice": simulation.notice,
+        "masked_death_in_save": simulation.masked_death_in_save,
         "join_seconds": simulation.join_s,
     }
     if simulation.checkpoint_every_steps is not None:

@@ -42,6 +42,7 @@ from trainer.data.dataset import BlockDataset
 from trainer.data.prepared import PreparedData
 from trainer.emulate import Pacer
 from trainer.loop import Diverged, TrainingLoop
+from trainer.memory import keep_freed_memory
 from trainer.optim import build_optimizer
 from trainer.parallel.group_model import GroupModel
 from trainer.parallel.mesh import GroupMesh
@@ -137,6 +138,8 @@ def _join(config: Config, identity: Identity) -> Membership:
 def train(config: Config, identity: Identity, prepared: PreparedData, membership: Membership) -> None:
     """Builds this rank, trains, and hands in the result."""
     device = _device(config, identity)
+    if device.type == "cpu":
+        keep_freed_memory()
     _seed_everything(config)
     store_address = identity.controller[0], membership.resume["store_port"]  # the controller's host holds it
     deadlines = membership.deadlines

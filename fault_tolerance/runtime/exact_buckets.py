@@ -27,8 +27,8 @@ GRID_BITS = 40
 """The grid is 2^-GRID_BITS of the mean gradient."""
 EXACT_BITS = 53
 """float64 holds every integer up to 2^53."""
-BLOCK = 1 << 17
-"""Elements that are rounded and added at a time, so that they stay in cache."""
+BLOCK_CPU = 1 << 16
+"""Elements that a CPU converts at a time, so that they stay in cache."""
 OUT_OF_RANGE = STATISTICS - 1
 """Place in the statistics of the count of gradients too large for exact sums."""
 
@@ -62,8 +62,12 @@ class ExactGradientBuckets(GradientBuckets):
         self._sums = [self._flat(torch.float64) for _ in range(slots)]
         self._make_statistics()
         self._largest = 2.0**EXACT_BITS / (self._scale * units_per_step)
-        self._scratch = torch.empty(BLOCK, dtype=torch.float64, device=self._device)
+        largest = max(local_tensor(parameter).numel() for parameter in self._parameters)
+        self._block = min(BLOCK_CPU, largest) if self._device.type == "cpu" else largest
+        self._steps = torch.empty(self._block, device=self._device)
+        self._wide_steps = torch.empty(self._block, dtype=torch.float64, device=self._device)
         self._selected = 0
+        self._void: list[set[int]] = [set() for _ in range(slots)]  # parameters whose sums are of an earlier step
         self._watched = False
         self._watch_nothing()
         self.renew_reduced()
@@ -75,27 +79,49 @@ class ExactGradientBuckets(GradientBuckets):
         self._on_the_way: dict[int, torch.Tensor] = {}
         super().renew_reduced()
 
-    def _accumulate(self, index: int) -> Callable[[torch.Tensor], None]:
-        offset = self._offsets[index]
+    def begin_step(self) -> None:
+        """Declares all local sums void: the first gradient of a step is written over them."""
+        for void, statistics in zip(self._void, self._slot_statistics, strict=True):
+            void.update(range(len(self._parameters)))
+            statistics.zero_()
+        self.select(0)
 
+    def _accumulate(self, index: int) -> Callable[[torch.Tensor], None]:
         @torch.no_grad()
         def round_into_sum(parameter: torch.Tensor) -> None:
             assert parameter.grad is not None
             gradient = local_tensor(parameter.grad).reshape(-1)
             parameter.grad = None
-            if gradient.numel() == 0:
-                return self._is_final(index)
-            total = self._sums[self._selected]
-            for start in range(0, gradient.numel(), BLOCK):
-                part = gradient[start : start + BLOCK]
-                steps = self._scratch[: part.numel()]
-                torch.mul(part, self._scale, out=steps)  # a power of two: exact
-                total[offset + start : offset + start + part.numel()].add_(steps.round_())
-            least, most = torch.aminmax(gradient)
-            self.statistics[OUT_OF_RANGE] += (most >= self._largest) | (least <= -self._largest)
+            if gradient.numel():
+                self._add(index, gradient)
+                least, most = torch.aminmax(gradient)
+                self.statistics[OUT_OF_RANGE] += (most >= self._largest) | (least <= -self._largest)
             self._is_final(index)
 
         return round_into_sum
+
+    def _add(self, index: int, gradient: torch.Tensor) -> None:
+        """Adds a flat gradient [n], rounded to the grid, to the parameter's sum in the selected slot.
+
+        Conversions go through `copy_`, which is vectorised; arithmetic with operands of two types is not.
+        """
+        start, void = self._offsets[index], self._void[self._selected]
+        total = self._sums[self._selected][start : start + gradient.numel()]
+        for part, sums in zip(gradient.split(self._block), total.split(self._block), strict=True):
+            steps, wide = self._steps[: part.numel()], self._wide_steps[: part.numel()]
+            torch.mul(part, self._scale, out=steps).round_()  # a power of two: exact
+            if index in void:
+                sums.copy_(steps)
+            else:
+                sums.add_(wide.copy_(steps))
+        void.discard(index)
+
+    def _clear_void(self, bucket: int, slot: int) -> None:
+        """Zeroes the sums of parameters that got no gradient in this step."""
+        for index in [index for index in self._void[slot] if self._bucket_of[index] == bucket]:
+            start = self._offsets[index]
+            self._sums[slot][start : start + local_tensor(self._parameters[index]).numel()].zero_()
+            self._void[slot].discard(index)
 
     def select(self, slot: int) -> None:
         self._selected = slot
@@ -109,13 +135,17 @@ class ExactGradientBuckets(GradientBuckets):
 
     def load_bucket(self, bucket: int, slots: Sequence[int]) -> torch.Tensor:
         start, end = self._bounds[bucket]
+        for slot in slots:
+            self._clear_void(bucket, slot)
         self._on_the_way[bucket] = target = self._free.pop() if self._free else self._buffer()
         return sum_into(target[: end - start], [self._sums[slot][start:end] for slot in slots])
 
     def store_bucket(self, bucket: int) -> None:
         start, end = self._bounds[bucket]
         target = self._on_the_way.pop(bucket)
-        torch.mul(target[: end - start], 1.0 / self._scale, out=self._reduced[start:end])
+        sources = target[: end - start].split(self._block)
+        for source, reduced in zip(sources, self._reduced[start:end].split(self._block), strict=True):
+            reduced.copy_(source).mul_(1.0 / self._scale)  # a power of two: exact
         self._free.append(target)
 
     def finish(self) -> None:

@@ -20,7 +20,7 @@ from fault_tolerance.simulation.draws import Draws
 from fault_tolerance.simulation.ledger import Ledger
 from fault_tolerance.simulation.quiet import take_quiet_steps
 from fault_tolerance.simulation.result import Result
-from fault_tolerance.simulation.scenario import Scenario
+from fault_tolerance.simulation.scenario import REWRITE_AFTER_STEPS, Scenario
 from fault_tolerance.simulation.timeline import Timeline
 
 
@@ -56,6 +56,7 @@ class Engine:
         self._open_since = 0.0  # seconds after this stand in the ledger as a step's own
         self._period_start = 0.0
         self._save_since: float | None = None
+        self._rewrite_at: int | None = None  # step after which a void save is made good
         self._failure_at = math.inf
         self._live = set(range(scenario.groups))
         self._pending: list[tuple[float, tuple[int, ...]]] = []  # deaths that the policy has not been told of
@@ -138,6 +139,8 @@ class Engine:
         limit = scenario.steps - self._step
         if scenario.checkpoint_every_steps is not None:
             limit = min(limit, scenario.checkpoint_every_steps - self._step % scenario.checkpoint_every_steps)
+        if self._rewrite_at is not None:
+            limit = min(limit, self._rewrite_at - self._step)
         for failure in self._step_failures:
             if failure.step >= self._step:
                 # A failure in a checkpoint strikes after its step.
@@ -306,6 +309,8 @@ class Engine:
     def _save_is_due(self) -> bool:
         if self._step == self._saved_step:
             return False
+        if self._step == self._rewrite_at:
+            return True
         every = self._scenario.checkpoint_every_steps
         return self._now >= self._save_due_at() or (every is not None and self._step % every == 0)
 
@@ -313,6 +318,8 @@ class Engine:
         """A checkpoint of all committed steps; a death in it is put to the policy at once."""
         end = self._now + self._draws["save"].next() * self._scenario.save_seconds
         start = self._save_since = self._now
+        whole = True
+        self._rewrite_at = None
         self._strike("checkpoint")
         while self._pending or self._failure_at <= end:
             if not self._pending:
@@ -321,17 +328,22 @@ class Engine:
                 self._collect("checkpoint")
             if self._decide():
                 return
+            whole = self._scenario.masked_death_in_save == "survived"
         self._ledger.fixed("save", end - self._now)
+        self._now = self._open_since = self._period_start = end
+        if not whole:
+            self._void_save()
+            self._rewrite_at = self._step + REWRITE_AFTER_STEPS
+            return
         self._ledger.keep()
         self._save_since = None
-        self._now = self._open_since = self._period_start = end
         self._saved_step = self._step
         self._fruitless_restarts = 0
         self._counts["checkpoints"] += 1
         self._timeline.add(end, "checkpoint", self._step, sorted(self._live), status="written", seconds=end - start)
 
     def _void_save(self) -> None:
-        """A global restart in the middle of a save: what was written so far is of no use."""
+        """A death in the middle of a save: what was written so far is of no use."""
         if self._save_since is not None:
             seconds = self._now - self._save_since
             live = sorted(self._live)
@@ -341,6 +353,7 @@ class Engine:
     def _restart(self, died_at: float, verdict: Restart) -> None:
         """Everything back to the last checkpoint; deaths during it are put to the policy when training resumes."""
         self._void_save()
+        self._rewrite_at = None
         while True:
             down_from = max(died_at, self._open_since)
             self._ledger.undo()

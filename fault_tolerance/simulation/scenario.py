@@ -15,6 +15,9 @@ from fault_tolerance.cluster import ClusterProfile
 PHASES: tuple[str, ...] = ("compute", "reduce", "commit", "recovery", "checkpoint")
 """Where in a step a failure can be placed by `StepFailure`; the names of the trainer's failure injection."""
 
+REWRITE_AFTER_STEPS = 2
+"""Steps from a save that a death made void to the next: the death is noticed in one, the missing part in another."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepFailure:
@@ -64,6 +67,9 @@ class Scenario:
     failures_in_restart: bool = False
     """True: groups age during a global restart and those that die in it are dead when training resumes.
     False: all are new when training resumes (what reproduces the paper)."""
+    masked_death_in_save: Literal["survived", "rewritten"] = "survived"
+    """What a masked death in a save costs: nothing (as published), or the save is void and the survivors write another
+    `REWRITE_AFTER_STEPS` later (as the trainer does)."""
     step_failures: tuple[StepFailure, ...] = field(default=())
     """Failures bound to steps, beside those of the failure process."""
     max_restarts_without_progress: int = 100
@@ -88,6 +94,8 @@ class Scenario:
             raise ValueError(f"checkpoint_every_steps={self.checkpoint_every_steps}: must be at least 1, or None")
         if self.notice not in ("synchronisation", "immediate"):
             raise ValueError(f"notice={self.notice}: must be synchronisation or immediate")
+        if self.masked_death_in_save not in ("survived", "rewritten"):
+            raise ValueError(f"masked_death_in_save={self.masked_death_in_save}: must be survived or rewritten")
         for failure in self.step_failures:
             if failure.phase not in PHASES or not 0 <= failure.group < self.groups or failure.step < 0:
                 raise ValueError(

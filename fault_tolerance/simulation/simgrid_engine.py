@@ -21,7 +21,7 @@ from typing import Any
 from fault_tolerance.failures import FailureProcess
 from fault_tolerance.policies.base import Plan, Policy, Restart
 from fault_tolerance.simulation.draws import Draws
-from fault_tolerance.simulation.scenario import Scenario
+from fault_tolerance.simulation.scenario import REWRITE_AFTER_STEPS, Scenario
 
 SYSTEM_PACKAGES = Path("/usr/lib/python3/dist-packages")
 
@@ -112,6 +112,7 @@ class SimGridRun:
         policy.on_start()
         self._start_groups()
         self._step = self._saved = 0
+        self._rewrite_at: int | None = None
         self._period_start = 0.0
         while self._step < scenario.steps:
             plan = policy.plan_step(self._step)
@@ -172,6 +173,8 @@ class SimGridRun:
 
     def _save_is_due(self) -> bool:
         scenario = self._scenario
+        if self._step == self._rewrite_at:
+            return True
         if scenario.checkpoint_every_steps is not None and self._step % scenario.checkpoint_every_steps == 0:
             return True
         if scenario.checkpoint_period_seconds is None:
@@ -181,16 +184,20 @@ class SimGridRun:
 
     def _save(self) -> None:
         end = self._simgrid.Engine.clock + self._draws["save"].next() * self._scenario.save_seconds
-        owed = []
+        owed: list[list[int]] = []
+        self._rewrite_at = None
         while not self._undisturbed(end - self._simgrid.Engine.clock):
             dead, self._deaths = sorted(self._deaths), []
             if isinstance(self._policy.on_failure(dead), Restart):
                 self._restart()
                 return
             owed.append(dead)
-        self._saved = self._step
         self._period_start = self._simgrid.Engine.clock
-        self._result["checkpoints"] += 1
+        if owed and self._scenario.masked_death_in_save == "rewritten":
+            self._rewrite_at = self._step + REWRITE_AFTER_STEPS
+        else:
+            self._saved = self._step
+            self._result["checkpoints"] += 1
         for _ in owed:  # rebuilding waits for the save; between steps there is nothing to patch
             self._simgrid.this_actor.sleep_for(self._draws["shrink"].next() * self._scenario.shrink_seconds)
             self._simgrid.this_actor.sleep_for(self._draws["replan"].next() * self._scenario.replan_seconds)
@@ -205,6 +212,7 @@ class SimGridRun:
         self._result["global_restarts"] += 1
         self._result["lost_steps"] += self._step - self._saved
         self._step = self._saved
+        self._rewrite_at = None
         self._period_start = self._simgrid.Engine.clock
         self._start_groups()
 

@@ -46,7 +46,8 @@ class Cluster:
     def __init__(self, config: Config, folder: Path) -> None:
         self.config, self.folder, self.run_dir = config, folder, Path(config.run_dir)
         self.options = [*overrides(config), f"launch.controller=127.0.0.1:{free_port()}"]
-        self.processes = {"controller": self._start("controller", [sys.executable, "-m", "trainer"], "controller")}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.start_controller()
         for group in range(GROUPS):
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=1"]
             torchrun += ["--max-restarts=3", "--monitor-interval=0.1", "--rdzv-backend=c10d"]
@@ -55,9 +56,12 @@ class Cluster:
                 f"group-{group}", torchrun, "worker", f"launch.group={group}"
             )
 
+    def start_controller(self) -> None:
+        self.processes["controller"] = self._start("controller", [sys.executable, "-m", "trainer"], "controller")
+
     def _start(self, name: str, command: list[str], mode: str, *options: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        with (self.folder / f"{name}.log").open("wb") as log:
+        with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [*command, *self.options, f"launch.mode={mode}", *options],
                 stdout=log,
@@ -103,14 +107,57 @@ class Cluster:
                 process.wait()
 
 
-def test_a_killed_worker_is_started_again_by_its_torchrun(undisturbed: Any, tokens: Path, tmp_path: Path) -> None:
-    config = tiny_config(tmp_path / "run", tokens, train__steps=60, checkpoint__asynchronous=False)
-    cluster = Cluster(config, tmp_path)
-    try:
-        cluster.until_step(12)
-        os.kill(cluster.worker(1), signal.SIGKILL)
-        summary = cluster.finish()
-    finally:
-        cluster.end()
-    assert summary["weights_sha256"] == undisturbed(cluster).summary["weights_sha256"]
+@pytest.fixture
+def cluster(tokens: Path, tmp_path: Path) -> Iterator[Any]:
+    """Starts a cluster with options; at the end nothing of it is left."""
+    started: list[Cluster] = []
+
+    def start(**options: Any) -> Cluster:
+        config = tiny_config(tmp_path / "run", tokens, train__steps=60, checkpoint__asynchronous=False, **options)
+        started.append(Cluster(config, tmp_path))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+def test_a_killed_worker_is_started_again_by_its_torchrun(cluster: Any, undisturbed: Any) -> None:
+    run = cluster()
+    run.until_step(12)
+    os.kill(run.worker(1), signal.SIGKILL)
+    summary = run.finish()
+    assert summary["weights_sha256"] == undisturbed(run).summary["weights_sha256"]
     assert (summary["failures"], summary["global_restarts"]) == (1, 1)
+
+
+def test_a_masked_death_then_a_wipe_out(cluster: Any, undisturbed: Any) -> None:
+    """The worker that its torchrun starts again waits for the next global restart, and is part of it."""
+    run = cluster(fault_tolerance__backend="spare", fault_tolerance__redundancy=2, fault_tolerance__exact=True)
+    run.until_step(12)
+    os.kill(run.worker(1), signal.SIGKILL)
+    run.until_step(22)
+    os.kill(run.worker(0), signal.SIGKILL)
+    summary = run.finish()
+    assert summary["weights_sha256"] == undisturbed(run).summary["weights_sha256"]
+    assert (summary["failures"], summary["masked_failures"], summary["global_restarts"]) == (2, 1, 1)
+
+
+def test_a_run_ends_well_for_a_worker_that_waits_for_a_restart(cluster: Any, undisturbed: Any) -> None:
+    run = cluster(fault_tolerance__backend="rep", fault_tolerance__redundancy=2, fault_tolerance__exact=True)
+    run.until_step(12)
+    os.kill(run.worker(1), signal.SIGKILL)
+    summary = run.finish()
+    assert summary["weights_sha256"] == undisturbed(run).summary["weights_sha256"]
+    assert (summary["failures"], summary["masked_failures"], summary["global_restarts"]) == (1, 1, 0)
+
+
+def test_a_controller_that_is_killed_and_started_again(cluster: Any, undisturbed: Any) -> None:
+    run = cluster()
+    run.until_step(12)
+    run.processes["controller"].kill()
+    run.processes["controller"].wait()
+    run.start_controller()
+    summary = run.finish()
+    assert summary["weights_sha256"] == undisturbed(run).summary["weights_sha256"]
+    assert summary["global_restarts"] == 1

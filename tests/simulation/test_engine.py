@@ -117,6 +117,18 @@ def test_death_in_a_save_voids_it_only_if_all_restart() -> None:
     assert spare.seconds_by_cause["patch"] == 0  # between steps nothing is missing
 
 
+def test_a_masked_death_may_make_a_save_void() -> None:
+    result = run("spare", [(62.0, (0,))], masked_death_in_save="rewritten")
+    saves = [(e["status"], e["step"]) for e in result.events if e["event"] == "checkpoint"]
+    assert saves == [("failed", 5), ("written", 7), ("written", 10), ("written", 15)]
+    assert result.seconds_by_cause["save"] == pytest.approx(4 * SAVE)
+    # All hosts of a type die before the next save: back to the start, not to step 5.
+    wiped = run("spare", [(62.0, (0,)), (70.0, tuple(range(1, 8)))], masked_death_in_save="rewritten")
+    assert (wiped.lost_steps, wiped.global_restarts) == (5, 1)
+    survived = run("spare", [(62.0, (0,)), (70.0, tuple(range(1, 8)))])
+    assert (survived.lost_steps, survived.global_restarts) == (0, 1)
+
+
 def test_deaths_in_a_restart_count_where_groups_age_in_it() -> None:
     deaths = [(5.0, (0,)), (50.0, (1,)), (170.0, (2,))]
     deaf = run("ckpt", deaths[:2])

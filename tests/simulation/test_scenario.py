@@ -20,6 +20,7 @@ from fault_tolerance.simulation.scenario import Scenario, StepFailure
         ({"checkpoint_every_steps": 0}, "checkpoint_every_steps=0"),
         ({"checkpoint_period_seconds": 0.0}, "checkpoint_period_seconds"),
         ({"notice": "never"}, "notice=never"),
+        ({"masked_death_in_save": "ignored"}, "masked_death_in_save=ignored"),
         ({"step_failures": (StepFailure(1, 8),)}, "group in 0..7"),
         ({"step_failures": (StepFailure(1, 0, "lunch"),)}, "phase must be one of"),
     ],

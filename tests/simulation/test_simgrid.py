@@ -19,12 +19,12 @@ INSTALLED = any((SYSTEM_PACKAGES / f"simgrid{suffix}").is_file() for suffix in E
 @pytest.mark.skipif(not INSTALLED, reason="needs Debian's python3-simgrid for this Python version")
 @pytest.mark.timeout(90)
 def test_time_to_train_within_one_percent_of_simgrid() -> None:
-    command = [sys.executable, str(SCRIPT), "--groups", "16", "--steps", "40", "--seeds", "1"]
+    command = [sys.executable, str(SCRIPT), "--groups", "16", "--steps", "40", "--seeds", "2"]
     command += ["--methods", "rep", "spare", "spare_micro_batch"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=80, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("spare") == 2
+    assert done.stdout.count("spare") == 4
 
 
 def test_check_is_not_vacuous() -> None:

@@ -169,9 +169,28 @@ def test_compiled_layers_are_one_graph_and_compute_the_same(monkeypatch: pytest.
     )  # the compiler's own code generation takes half a minute; scripts/bench_single.py --compile runs it
     eager, compiled = _group(ParallelConfig()), _group(ParallelConfig(compile=True, activation_checkpointing=True))
     assert [name for name, _ in compiled.named_parameters()] == [name for name, _ in eager.named_parameters()]
-    assert float(compiled.run(_blocks(1))) == pytest.approx(float(eager.run(_blocks(1))), rel=1e-5)
-    for (name, found), (_, expected) in zip(compiled.named_parameters(), eager.named_parameters(), strict=True):
-        assert _relative(found.grad, expected.grad) < 1e-5, name
+    kept: dict[str, Tensor] = {}
+    for units in (1, 2):  # the second time gradients are there, and are added to in place
+        assert float(compiled.run(_blocks(units))) == pytest.approx(float(eager.run(_blocks(units))), rel=1e-5)
+        for (name, found), (_, expected) in zip(compiled.named_parameters(), eager.named_parameters(), strict=True):
+            assert _relative(found.grad, expected.grad) < 1e-5, name
+            assert kept.setdefault(name, found.grad) is found.grad
+
+
+def test_compiled_linear_layers_may_run_forward_twice_before_they_run_backward() -> None:
+    """As in a pipeline: one micro-batch's backward adds to a gradient that another's forward has seen."""
+    linear = Linear(6, 4)
+    x = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(0))
+    expected = torch.autograd.grad(linear(x).square().sum() + linear(2 * x).square().sum(), linear.weight)[0]
+    hooks: list[Tensor] = []
+    linear.weight.register_post_accumulate_grad_hook(lambda weight: hooks.append(weight.grad.clone()))
+    linear.weight.grad = preset = torch.ones(4, 6)
+    linear.compile(backend="aot_eager", fullgraph=True)
+    losses = [linear(factor * x).square().sum() for factor in (1, 2)]
+    for loss in losses:
+        loss.backward()
+    assert len(hooks) == 2 and torch.equal(hooks[1], preset)
+    assert linear.weight.grad is preset and _relative(preset - 1, expected) < 1e-5
 
 
 def test_the_future_does_not_change_the_past() -> None:

@@ -107,6 +107,26 @@ def test_sums_beyond_the_exact_range_count_as_not_finite(scale: float, finite: b
 
 
 @pytest.mark.parametrize("kind", ["plain", "exact"])
+def test_nothing_of_an_earlier_step_is_left(kind: str) -> None:
+    """Not even where a parameter or the whole group has no gradient; and a patch adds to what was reduced."""
+    net = model()
+    buckets = exact(net) if kind == "exact" else GradientBuckets(
+        list(net.parameters()), bucket_bytes=64, keep_local=True
+    )  # fmt: skip
+    buckets.begin_step()
+    backward(net, 3)
+    whole = summed(buckets, [0])
+    buckets.begin_step()
+    net[0](torch.ones(1, 7)).sum().backward()
+    summed(buckets, [0])
+    assert not buckets.reduced_gradients()[2].any() and buckets.reduced_gradients()[0].any()
+    buckets.begin_step()
+    assert not summed(buckets, [0]).any()
+    backward(net, 3)
+    assert torch.equal(summed(buckets, [0]), whole)
+
+
+@pytest.mark.parametrize("kind", ["plain", "exact"])
 def test_slots_keep_sums_apart_until_it_is_known_which_count(kind: str) -> None:
     net = model()
     parameters = list(net.parameters())

@@ -87,6 +87,7 @@ def replay(config: Config, policy: Policy, durations: Durations, failures: Failu
         checkpoint_period_seconds=config.checkpoint.every_seconds or None,
         checkpoint_every_steps=config.checkpoint.every_steps or None,
         notice="immediate" if config.fault_tolerance.backend == "ckpt" else "synchronisation",
+        masked_death_in_save="rewritten",
         max_restarts_without_progress=1000,
         max_time_ratio=1000.0,
     )

@@ -19,23 +19,35 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+@torch.library.custom_op("trainer::add_weight_gradient", mutates_args=("grad",))
+def add_weight_gradient(grad: Tensor, grad_out: Tensor, x: Tensor) -> None:
+    """grad [out, in] += grad_out [rows, out]^T @ x [rows, in]; as an operator of its own it can be compiled around."""
+    grad.addmm_(grad_out.t(), x)
+
+
+@add_weight_gradient.register_fake
+def _(grad: Tensor, grad_out: Tensor, x: Tensor) -> None:
+    return None
+
+
 class _AccumulatingLinear(torch.autograd.Function):
-    """x @ weight^T, whose backward adds to `weight.grad` itself. Autograd runs the weight's hooks all the same."""
+    """x @ weight^T, whose backward adds to `grad` itself. Autograd runs the weight's hooks all the same."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: nn.Parameter) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.weight = weight
+    def forward(ctx: Any, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.grad = grad  # not saved by autograd, which would object to what other micro-batches add to it meanwhile
         return F.linear(x, local(weight))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
-        (x,) = ctx.saved_tensors
-        weight: nn.Parameter = ctx.weight
-        assert weight.grad is not None
-        rows = gradients[0].flatten(0, -2)
-        local(weight.grad).addmm_(rows.t(), x.flatten(0, -2))
-        return (gradients[0] @ local(weight) if ctx.needs_input_grad[0] else None), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        rows, x_rows = gradients[0].flatten(0, -2), x.flatten(0, -2)
+        if torch.compiler.is_compiling():
+            add_weight_gradient(ctx.grad, rows, x_rows)
+        else:
+            local(ctx.grad).addmm_(rows.t(), x_rows)
+        return (gradients[0] @ local(weight) if ctx.needs_input_grad[0] else None), None, None
 
 
 class Linear(nn.Linear):
@@ -46,7 +58,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if self._accumulates(x):
-            out: Tensor = _AccumulatingLinear.apply(x, self.weight)
+            out: Tensor = _AccumulatingLinear.apply(x, self.weight, self.weight.grad)
             return out
         return F.linear(x, local(self.weight).to(x.dtype))
 
@@ -55,8 +67,8 @@ class Linear(nn.Linear):
         weight = self.weight
         return (
             torch.is_grad_enabled()
-            and not torch.compiler.is_compiling()
             and weight.grad is not None
+            and not (isinstance(weight, DTensor) and torch.compiler.is_compiling())
             and weight.requires_grad
             and weight.is_leaf
             and weight.grad.dtype == weight.dtype == x.dtype
