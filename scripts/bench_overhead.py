@@ -1,7 +1,7 @@
 """What fault tolerance costs while nothing fails: seconds per step of each backend, as ratios in one run.
 
 Variants take turns, round by round, so that a noisy machine hits all alike; the median over the steps of a round
-(without its first ones) is one sample, and the median of the rounds' ratios is reported.
+(without its first ones) is one sample. Reported is the median of the rounds' ratios to the first variant and to ckpt.
 
     python scripts/bench_overhead.py [--rounds 5] [--steps 12] [--model mini] [--groups 2] [--variants ddp,ckpt,...]
 
@@ -158,14 +158,17 @@ def main() -> int:
         runs.close()
         if loops is not None:
             loops.close()
-    base = samples[variants[0]]
+    bases = [variants[0], *(["ckpt"] if "ckpt" in variants[1:] else [])]
     for variant in variants:
-        ratios = [one / other for one, other in zip(samples[variant], base, strict=True)]
-        print(
-            f"{variant:8} {statistics.median(samples[variant]):.4f} s/step   "
-            f"{statistics.median(ratios):.3f}x {variants[0]} ({min(ratios):.3f} to {max(ratios):.3f})"
-        )
+        ratios = ", ".join(ratio_text(samples[variant], samples[base], base) for base in bases)
+        print(f"{variant:8} {statistics.median(samples[variant]):.4f} s/step   {ratios}")
     return 0
+
+
+def ratio_text(samples: list[float], base: list[float], name: str) -> str:
+    """Median and range of the rounds' ratios to another variant."""
+    ratios = [one / other for one, other in zip(samples, base, strict=True)]
+    return f"{statistics.median(ratios):.3f}x {name} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,10 @@ class RunFolder:
         return self.path / "config.yaml"
 
     @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

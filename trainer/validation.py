@@ -208,11 +208,6 @@ def _redundancy(config: Config) -> Iterator[str]:
     r = chosen.redundancy
     if chosen.backend == "ckpt" and r != 1:
         yield f"fault_tolerance.redundancy={r}: ckpt holds each type once (1); use fault_tolerance=rep or spare"
-    if chosen.exact and config.model.tied_embeddings and config.parallel.pp > 1:
-        yield (
-            "fault_tolerance.exact=true: the tied embedding of model.tied_embeddings=true is summed over two pipeline "
-            "stages in floating point; use parallel.pp=1, or exact=false"
-        )
     if r > groups:
         yield f"fault_tolerance.redundancy={r}: at most parallel.groups={groups}"
     if chosen.backend != "ckpt" and chosen.placement == "partition" and groups % r:

@@ -6,6 +6,7 @@ they differ only in how a rank learns who it is.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
@@ -101,6 +102,9 @@ def _guarded(config: Config, identity: Identity, prepared: PreparedData) -> int:
         time.sleep(membership.deadlines.shutdown)  # the controller's "stop" ends this process
         return EXIT_RESTART
     except Exception as error:
+        if isinstance(error, Refused) and error.ended:
+            print(error, file=sys.stderr)
+            return 0  # a scheduler need not start this process again
         traceback.print_exc()
         if membership is None:
             return 1
@@ -130,9 +134,20 @@ def _join(config: Config, identity: Identity) -> Membership:
                 raise
             deadline = time.monotonic() + deadlines.startup  # the run goes on without this group, for now
         except OSError as error:
+            if _is_complete(config):
+                raise Refused("the run is complete", retry=False, ended=True) from error
             if time.monotonic() > deadline:
                 raise RuntimeError(f"no controller within {deadlines.startup:.0f} s: {error}") from error
         time.sleep(deadlines.heartbeat_interval)
+
+
+def _is_complete(config: Config) -> bool:
+    """Whether the run's summary says that all its steps are done: then no controller will come any more."""
+    try:
+        summary = json.loads(RunFolder(Path(config.run_dir)).summary.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return summary.get("steps", 0) >= config.train.steps
 
 
 def train(config: Config, identity: Identity, prepared: PreparedData, membership: Membership) -> None:
@@ -279,6 +294,7 @@ def _buckets(config: Config, model: GroupModel, policy: Policy, overlap: bool) -
             tokens_per_step=config.train.global_batch * config.train.sequence_length,
             units_per_step=config.parallel.groups * config.parallel.micro_batches,
             slots=policy.sums_kept,
+            parted=model.keep_tied_gradients_apart(),
         )
     else:
         buckets = GradientBuckets(

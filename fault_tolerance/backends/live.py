@@ -97,6 +97,7 @@ class LiveBackend:
             self._injector.at("reduce", self._step)
             (succeeded,) = self._vote([self._try_reduce()])
             if succeeded:
+                self.buckets.combine()
                 return None
             self._give_up_communicator()
             self._membership.next_generation(after=self._applied.number)

@@ -126,6 +126,9 @@ class GradientBuckets:
     def finish(self) -> None:
         """All buckets are stored and the statistics reduced."""
 
+    def combine(self) -> None:
+        """Every rank of this group holds its reduced sums: those that its ranks hold parts of are added up."""
+
     def load_statistics(self, slots: Sequence[int]) -> torch.Tensor:
         """`reduced_statistics`, filled with the sum of these slots' statistics."""
         if self.keep_local:

@@ -24,6 +24,10 @@ from fault_tolerance.runtime.wire import Link, Message
 MAX_ERRORS_IN_A_ROW = 3
 """Generations without a death between two commits; then the network is at fault, and all begin again."""
 
+WAITING_PATIENCE = 4
+"""Heartbeat intervals that an ending run stays for those who wait for a global restart to hear of it."""
+RUN_ENDED = "the run has ended"
+
 
 class Phase(enum.Enum):
     FORMING = "forming"
@@ -67,6 +71,7 @@ class Controller:
         self.generation = 0
         self._live: set[int] = set()
         self._members: dict[tuple[int, int], Member] = {}
+        self._waiting: dict[tuple[int, int], float] = {}  # when workers that wait for a global restart last asked
         self._agreement: Agreement | None = None
         self._liveness = Liveness(deadlines)
         self._report = Reporter(supervisor)
@@ -93,9 +98,15 @@ class Controller:
         return self._server.sockets[0].getsockname()[:2]
 
     async def stop(self) -> None:
-        """Closes every connection; workers that live on see the end of the stream and leave."""
+        """Ends every worker, also those that wait for a global restart and ask now and then; closes all connections."""
         self.phase = Phase.ENDED
         self._report.flush()
+        self._tell_the_end()
+        patience, now = WAITING_PATIENCE * self.deadlines.heartbeat_interval, time.monotonic()
+        self._waiting = {who: asked for who, asked in self._waiting.items() if asked > now - patience}
+        deadline = now + patience
+        while self._waiting and time.monotonic() < deadline:
+            await asyncio.sleep(self.deadlines.heartbeat_interval / 10)
         for task in self._tasks:
             task.cancel()
         if self._server is not None:
@@ -125,25 +136,29 @@ class Controller:
         self.supervisor.on_event("protocol_error", error=problem)
 
     def _hello(self, message: Message, link: Link) -> Member | None:
-        group, rank = int(message["group"]), int(message["rank"])
+        group, rank, now = int(message["group"]), int(message["rank"]), time.monotonic()
         refusal, retry = None, False
+        self._waiting.pop((group, rank), None)
         if not (0 <= group < self.groups and 0 <= rank < self.ranks_per_group):
             refusal = f"group {group} rank {rank} does not exist in {self.groups} groups of {self.ranks_per_group}"
         elif message["fingerprint"] != self.fingerprint:
             refusal = "this worker's configuration differs from the controller's"
+        elif self.phase is Phase.ENDED:
+            refusal = RUN_ENDED
         elif message.get("epoch") not in (None, self.epoch):
             refusal = f"epoch {message['epoch']} is over"
         elif self.phase is not Phase.FORMING:
             refusal = f"the run is {self.phase.value}; a group comes back at the next global restart"
-            retry = self.phase is not Phase.ENDED
+            retry = True
         elif (group, rank) in self._members:
             refusal = f"group {group} rank {rank} is already here"
             retry = True  # perhaps the end of its former process has not been noticed yet
         if refusal is not None:
-            link.send({"type": "refused", "reason": refusal, "retry": retry})
+            if retry:
+                self._waiting[group, rank] = now
+            link.send({"type": "refused", "reason": refusal, "retry": retry, "ended": self.phase is Phase.ENDED})
             link.close()
             return None
-        now = time.monotonic()
         member = Member(group, rank, int(message["pid"]), link, now, progress_at=now)
         self._members[group, rank] = member
         link.send({"type": "welcome", "epoch": self.epoch, "resume": self._resume})
@@ -397,7 +412,7 @@ class Controller:
             )
             return
         self.phase, self._agreement = Phase.RESTARTING, None
-        self._broadcast({"type": "stop", "reason": f"global restart: {reason}"})
+        self._broadcast({"type": "stop", "reason": f"global restart: {reason}", "ended": False})
         self.epoch += 1
         self._restart_from, self._restart_reason = self._last_step + 1, reason
         self._restart_began = time.monotonic()
@@ -407,8 +422,14 @@ class Controller:
         if self.phase is not Phase.ENDED:
             self.phase = Phase.ENDED
             self._report.flush()
-            self._broadcast({"type": "stop", "reason": "the run ended"})
+            self._tell_the_end()
             self.supervisor.fatal(reason)
+
+    def _tell_the_end(self) -> None:
+        """Nobody is to come back: a scheduler need not start again whoever leaves now."""
+        for member in self._members.values():
+            if member.done is None:
+                member.link.send({"type": "stop", "reason": RUN_ENDED, "ended": True})
 
     def workers_ended(self, resume: Message) -> None:
         """The supervisor's answer to `restart`: no worker of an earlier epoch lives; new ones start from `resume`."""

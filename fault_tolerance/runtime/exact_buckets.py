@@ -16,7 +16,7 @@ each unit's gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -42,6 +42,8 @@ class ExactGradientBuckets(GradientBuckets):
     Args:
         tokens_per_step: target tokens of a step over all groups (fixes the grid).
         units_per_step: units of a step over all groups (fixes how large one unit's gradient may be).
+        parted: for parameters (by place) whose gradient other ranks of this group hold parts of: the collective that
+            turns this rank's flat sums into those of all parts.
     """
 
     in_flight = 4
@@ -54,14 +56,17 @@ class ExactGradientBuckets(GradientBuckets):
         tokens_per_step: int,
         units_per_step: int,
         slots: int = 1,
+        parted: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] | None = None,
     ) -> None:
         self.keep_local, self.slots = True, slots
         self._parameters = list(reversed(parameters))
+        self._parted = {len(parameters) - 1 - index: add_up for index, add_up in (parted or {}).items()}
         self._lay_out(bucket_bytes)
         self._scale = 2.0 ** (GRID_BITS - math.ceil(math.log2(tokens_per_step)))
         self._sums = [self._flat(torch.float64) for _ in range(slots)]
         self._make_statistics()
-        self._largest = 2.0**EXACT_BITS / (self._scale * units_per_step)
+        addends = units_per_step * (2 if self._parted else 1)
+        self._largest = 2.0**EXACT_BITS / (self._scale * addends)
         largest = max(local_tensor(parameter).numel() for parameter in self._parameters)
         self._block = min(BLOCK_CPU, largest) if self._device.type == "cpu" else largest
         self._steps = torch.empty(self._block, device=self._device)
@@ -77,6 +82,7 @@ class ExactGradientBuckets(GradientBuckets):
     def renew_reduced(self) -> None:
         self._free: list[torch.Tensor] = []
         self._on_the_way: dict[int, torch.Tensor] = {}
+        self._parts: dict[int, torch.Tensor] = {}  # reduced sums of parameters that are parted
         super().renew_reduced()
 
     def begin_step(self) -> None:
@@ -143,10 +149,22 @@ class ExactGradientBuckets(GradientBuckets):
     def store_bucket(self, bucket: int) -> None:
         start, end = self._bounds[bucket]
         target = self._on_the_way.pop(bucket)
-        sources = target[: end - start].split(self._block)
-        for source, reduced in zip(sources, self._reduced[start:end].split(self._block), strict=True):
-            reduced.copy_(source).mul_(1.0 / self._scale)  # a power of two: exact
+        for index in self._parted:
+            if self._bucket_of[index] == bucket:
+                offset = self._offsets[index] - start
+                self._parts[index] = target[offset : offset + local_tensor(self._parameters[index]).numel()].clone()
+        self._scale_back(target[: end - start], self._reduced[start:end])
         self._free.append(target)
+
+    def _scale_back(self, sums: torch.Tensor, gradients: torch.Tensor) -> None:
+        """Gradients in float32 [n] of sums on the grid [n]."""
+        for source, reduced in zip(sums.split(self._block), gradients.split(self._block), strict=True):
+            reduced.copy_(source).mul_(1.0 / self._scale)  # a power of two: exact
+
+    def combine(self) -> None:
+        for index, add_up in self._parted.items():
+            start, sums = self._offsets[index], self._parts.pop(index)
+            self._scale_back(add_up(sums), self._reduced[start : start + sums.numel()])
 
     def finish(self) -> None:
         if self.reduced_statistics[OUT_OF_RANGE].item() > 0:

@@ -29,11 +29,11 @@ class DeadlineExceeded(RuntimeError):
 
 
 class Refused(RuntimeError):
-    """The controller does not take this worker (now)."""
+    """The controller does not take this worker: not now (`retry`), or never again (`ended`: the run has)."""
 
-    def __init__(self, reason: str, retry: bool) -> None:
+    def __init__(self, reason: str, retry: bool, ended: bool = False) -> None:
         super().__init__(reason)
-        self.retry = retry
+        self.retry, self.ended = retry, ended
 
 
 class Membership:
@@ -81,7 +81,7 @@ class Membership:
                 raise Refused("the controller closed the connection", retry=True)
             if messages:
                 if messages[0]["type"] == "refused":
-                    raise Refused(messages[0]["reason"], retry=messages[0]["retry"])
+                    raise Refused(messages[0]["reason"], retry=messages[0]["retry"], ended=messages[0]["ended"])
                 return messages[0]
         raise DeadlineExceeded(f"no answer from the controller within {self.deadlines.timeout:.0f} s")
 
@@ -125,7 +125,7 @@ class Membership:
         elif kind == "evicted":
             self._leave(EXIT_FENCED, f"evicted: {message['reason']}")
         elif kind == "stop":
-            self._leave(EXIT_RESTART, message["reason"])
+            self._leave(0 if message["ended"] else EXIT_RESTART, message["reason"])
 
     def _acknowledge(self) -> None:
         if self._unacknowledged is not None:

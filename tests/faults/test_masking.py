@@ -99,8 +99,10 @@ def test_without_exact_sums_the_loss_is_equal_to_rounding(start: Any, undisturbe
     assert run.losses == pytest.approx(undisturbed(run).losses, rel=1e-5)
 
 
-def test_one_rank_takes_its_tensor_and_pipeline_parallel_group_along(start: Any, same: Any) -> None:
+@pytest.mark.parametrize("tied", [False, True], ids=["", "tied embeddings"])
+def test_one_rank_takes_its_tensor_and_pipeline_parallel_group_along(start: Any, same: Any, tied: bool) -> None:
     run = start(
+        model__tied_embeddings=tied,
         parallel__groups=2,
         parallel__tp=2,
         parallel__pp=2,

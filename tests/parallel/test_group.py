@@ -10,6 +10,7 @@ from group_cases import LENGTH, Outcome, run_group, small_model, unit_blocks
 from ranks import run_ranks
 from torch.distributed.tensor import DTensor
 
+from fault_tolerance.runtime.exact_buckets import ExactGradientBuckets
 from trainer.config import ModelConfig, ParallelConfig
 from trainer.parallel.group_model import TIED_WEIGHT, GroupModel
 from trainer.parallel.mesh import GroupMesh
@@ -70,6 +71,39 @@ def test_tied_weights_of_two_stages_stay_equal_bit_for_bit(degrees: dict[str, in
     assert len({digest for digest, _ in results}) == 1
     assert len(copies) == len(results) and all(torch.equal(copies[0], copy) for copy in copies)
     assert torch.allclose(copies[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def _exact_gradients(_rank: int, parallel: ParallelConfig) -> dict[str, torch.Tensor]:
+    """Gradients of three units as exact sums make them."""
+    group = _group(QWEN, parallel)
+    blocks = unit_blocks(3)
+    buckets = ExactGradientBuckets(
+        [parameter for _, parameter in group.named_parameters()],
+        bucket_bytes=1 << 12,
+        tokens_per_step=blocks[..., 1:].numel(),
+        units_per_step=len(blocks),
+        parted=group.keep_tied_gradients_apart(),
+    )
+    for _ in range(2):  # the second step sees nothing of the first
+        buckets.begin_step()
+        group.run(blocks)
+        for bucket in range(len(buckets)):
+            buckets.load_bucket(bucket, [0])
+            buckets.store_bucket(bucket)
+        buckets.load_statistics([0])
+        buckets.finish()
+        buckets.combine()
+    gradients = zip(group.named_parameters(), buckets.reduced_gradients(), strict=True)
+    return {name: gradient.clone() for (name, _), gradient in gradients}
+
+
+def test_exact_sums_of_tied_weights_hold_both_stages_gradients() -> None:
+    expected = _exact_gradients(0, ParallelConfig())
+    first, last = run_ranks(2, _exact_gradients, ParallelConfig(pp=2))
+    assert torch.equal(first[TIED_WEIGHT], last[TIED_WEIGHT])
+    assert (first | last).keys() == expected.keys()
+    for name, gradient in (first | last).items():
+        assert float((gradient - expected[name]).norm() / expected[name].norm()) < 1e-5, name
 
 
 def _initial_hash(_rank: int, parallel: ParallelConfig) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from fault_tolerance.runtime import controller as controller_module
 from fault_tolerance.runtime.controller import Controller, Phase
 from fault_tolerance.runtime.deadlines import Deadlines
 from fault_tolerance.runtime.membership import EXIT_FENCED, EXIT_RESTART
@@ -356,6 +357,21 @@ def test_a_late_group_waits_for_the_next_restart(stage: Callable[..., Stage]) ->
     assert refused["retry"]
     assert "next global restart" in refused["reason"]
     assert not run.join(1, fingerprint="other").expect("refused")["retry"]
+
+
+def test_the_end_is_told_to_those_who_train_and_to_those_who_wait(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "WAITING_PATIENCE", PATIENCE / Deadlines(TIMEOUT).heartbeat_interval)
+    run = stage(2)
+    first, _ = run.form()
+    assert run.join(1).expect("refused")["retry"]
+    stopping = asyncio.run_coroutine_threadsafe(run.controller.stop(), run.loop)
+    assert first.expect("stop")["ended"]
+    assert not stopping.done(), "it stays until those who wait have asked again"
+    refused = run.join(1).expect("refused")
+    assert refused["ended"] and not refused["retry"]
+    stopping.result(PATIENCE)
 
 
 def test_strangers_harm_nobody(stage: Callable[..., Stage]) -> None:

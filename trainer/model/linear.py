@@ -19,13 +19,19 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-@torch.library.custom_op("trainer::add_weight_gradient", mutates_args=("grad",))
-def add_weight_gradient(grad: Tensor, grad_out: Tensor, x: Tensor) -> None:
-    """grad [out, in] += grad_out [rows, out]^T @ x [rows, in]; as an operator of its own it can be compiled around."""
+_LIBRARY = torch.library.Library("spare_trainer", "DEF")
+_LIBRARY.define(
+    "add_weight_gradient(Tensor(a!) grad, Tensor grad_out, Tensor x) -> ()", tags=(torch.Tag.flexible_layout,)
+)
+
+
+@torch.library.impl(_LIBRARY, "add_weight_gradient", "CompositeExplicitAutograd")
+def _add_weight_gradient(grad: Tensor, grad_out: Tensor, x: Tensor) -> None:
+    """grad [out, in] += grad_out [rows, out]^T @ x [rows, in]; an operator of its own, which is compiled around."""
     grad.addmm_(grad_out.t(), x)
 
 
-@add_weight_gradient.register_fake
+@torch.library.register_fake("spare_trainer::add_weight_gradient", lib=_LIBRARY)
 def _(grad: Tensor, grad_out: Tensor, x: Tensor) -> None:
     return None
 
@@ -44,7 +50,7 @@ class _AccumulatingLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         rows, x_rows = gradients[0].flatten(0, -2), x.flatten(0, -2)
         if torch.compiler.is_compiling():
-            add_weight_gradient(ctx.grad, rows, x_rows)
+            torch.ops.spare_trainer.add_weight_gradient(ctx.grad, rows, x_rows)
         else:
             local(ctx.grad).addmm_(rows.t(), x_rows)
         return (gradients[0] @ local(weight) if ctx.needs_input_grad[0] else None), None, None

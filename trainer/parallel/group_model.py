@@ -104,6 +104,17 @@ class GroupModel:
         """
         return list(self._parameters)
 
+    def keep_tied_gradients_apart(self) -> dict[int, Callable[[Tensor], Tensor]]:
+        """From now on `run` leaves the tied weight's gradients of two pipeline stages on their stages.
+
+        Returns what adds them up, under the parameter's place in `named_parameters`: a collective of the two stages,
+        from this stage's sums to those of both. Empty on other ranks.
+        """
+        if self._tied is None:
+            return {}
+        self._tied.apart = True
+        return {[name for name, _ in self._parameters].index(TIED_WEIGHT): self._tied.add_up}
+
     def run(self, blocks: Tensor, on_last_backward: Callable[[], None] | None = None) -> Tensor:
         """Forward and backward of units `blocks` [units, B, T+1] (int64, equal on all ranks of the group).
 

@@ -1,7 +1,8 @@
 """Tied embeddings over a pipeline: the first and the last stage hold the same weight and must see the same gradient.
 
 While units run, each of the two accumulates into a scratch gradient; afterwards they exchange scratches and both add
-first + last, in this order, so that their weights stay equal bit for bit.
+first + last, in this order, so that their weights stay equal bit for bit. Exact sums are kept apart instead (`apart`)
+and added up once they are reduced (`add_up`), when no rounding depends on it any more.
 """
 
 from __future__ import annotations
@@ -22,17 +23,31 @@ class TiedEmbedding:
         assert self.rank in (0, last)
         self.peer = last if self.rank == 0 else 0
         self.scratch = torch.zeros_like(parameter)
+        self.apart = False
         self._kept: Tensor | None = None
 
     def begin(self) -> None:
         """Turn accumulation to the scratch gradient."""
+        if self.apart:
+            return
         self._kept = self.parameter.grad
         self.scratch.zero_()
         self.parameter.grad = self.scratch
 
     def finish(self) -> None:
         """Exchange scratch gradients and add both to the gradient that `begin` set aside."""
-        mine = local(self.scratch)
+        if self.apart:
+            return
+        total = self.add_up(local(self.scratch))
+        if self._kept is None:
+            self.parameter.grad = torch.zeros_like(self.parameter)
+        else:
+            self.parameter.grad = self._kept
+        local(self.parameter.grad).add_(total)
+        self._kept = None
+
+    def add_up(self, mine: Tensor) -> Tensor:
+        """The first stage's tensor + the last's, of any shape, the same bits on both (a collective of the two)."""
         other = torch.empty_like(mine)
         works = dist.batch_isend_irecv(
             [
@@ -42,10 +57,4 @@ class TiedEmbedding:
         )
         for work in works:
             work.wait()
-        total = mine + other if self.rank == 0 else other + mine
-        if self._kept is None:
-            self.parameter.grad = torch.zeros_like(self.parameter)
-        else:
-            self.parameter.grad = self._kept
-        local(self.parameter.grad).add_(total)
-        self._kept = None
+        return mine + other if self.rank == 0 else other + mine
