@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # every optimizer imports it at its first use: here a fork server does it once for all workers
 import torch.distributed as dist
 
 from fault_tolerance.backends.base import GlobalRestart, Vote
@@ -242,7 +243,8 @@ def _seed_everything(config: Config) -> None:
     torch.set_num_threads(threads_per_worker(config))
     if config.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        # what use_deterministic_algorithms does beside importing inductor
+        torch.set_deterministic_debug_mode("warn")
 
 
 def _start_group(

@@ -79,10 +79,12 @@ class GroupModel:
         """Apply tp, activation checkpointing, compilation and FSDP; returns names of parameters that tp splits."""
         tp, dp_shard = self.mesh.axis_or_none("tp"), self.mesh.axis_or_none("dp_shard")
         split: set[str] = set()
-        if parallel.compile and self.mesh.device.type == "cpu":
+        if parallel.compile:
             from torch._inductor import config as inductor
 
-            inductor.compile_threads = 1  # no pool of compiler processes beside every rank
+            inductor.deterministic = torch.are_deterministic_algorithms_enabled()
+            if self.mesh.device.type == "cpu":
+                inductor.compile_threads = 1  # no pool of compiler processes beside every rank
         for chunk in self._chunks:
             if tp is not None:
                 apply_tensor_parallel(chunk, tp)
