@@ -81,6 +81,7 @@ class Launcher:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self._on_signal)
             self.folder.logs.mkdir(parents=True, exist_ok=True)
+            self.folder.summary.unlink(missing_ok=True)  # of an earlier run here: this one has not ended
             configuration.save(self.config, self.folder.config)
             if self.local:
                 self._start_forkserver(self._inherit)
@@ -135,7 +136,8 @@ class Launcher:
                 return 1, {}
             elif kind == "signal":
                 self.recorder.warning(f"{signal.Signals(payload).name}: the run ends")
-                self._call_controller(self.controller.stop())
+                # at SIGTERM a scheduler may only move the controller: workers elsewhere wait for the next one
+                self._call_controller(self.controller.stop(over=payload == signal.SIGINT))
                 return 128 + payload, {}
             elif kind == "gone":
                 self._renew_forkserver()

@@ -208,6 +208,11 @@ def _redundancy(config: Config) -> Iterator[str]:
     r = chosen.redundancy
     if chosen.backend == "ckpt" and r != 1:
         yield f"fault_tolerance.redundancy={r}: ckpt holds each type once (1); use fault_tolerance=rep or spare"
+    if chosen.exact and config.parallel.pp > 1 and config.parallel.dp_shard > 1:
+        yield (
+            f"fault_tolerance.exact=true: parallel.pp={config.parallel.pp} with parallel.dp_shard="
+            f"{config.parallel.dp_shard} sums several units in floating point; set pp=1 or dp_shard=1, or exact=false"
+        )
     if r > groups:
         yield f"fault_tolerance.redundancy={r}: at most parallel.groups={groups}"
     if chosen.backend != "ckpt" and chosen.placement == "partition" and groups % r:

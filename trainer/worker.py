@@ -111,6 +111,7 @@ def _guarded(config: Config, identity: Identity, prepared: PreparedData) -> int:
             return 1
         if isinstance(error, Diverged) or (isinstance(error, ValueError) and not membership.is_training):
             membership.fatal(str(error))  # the data or the user's options: a restart would end the same way
+            time.sleep(membership.deadlines.shutdown)  # the controller's "stop" ends this process
         else:
             membership.failed(f"{type(error).__name__}: {error}", traceback.format_exc())
         return 1
@@ -120,6 +121,7 @@ def _join(config: Config, identity: Identity) -> Membership:
     """Says hello to the controller; under a scheduler it may have to wait until the run forms anew."""
     deadlines = Deadlines(config.fault_tolerance.timeout_seconds)
     deadline = time.monotonic() + deadlines.startup
+    waits = False
     while True:
         try:
             return Membership(
@@ -134,8 +136,11 @@ def _join(config: Config, identity: Identity) -> Membership:
             if not error.retry:
                 raise
             deadline = time.monotonic() + deadlines.startup  # the run goes on without this group, for now
+            if not waits:
+                waits = True
+                print(f"group {identity.group} rank {identity.rank} waits: {error}", file=sys.stderr, flush=True)
         except OSError as error:
-            if _is_complete(config):
+            if (waits or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))) and _is_complete(config):
                 raise Refused("the run is complete", retry=False, ended=True) from error
             if time.monotonic() > deadline:
                 raise RuntimeError(f"no controller within {deadlines.startup:.0f} s: {error}") from error
@@ -143,12 +148,12 @@ def _join(config: Config, identity: Identity) -> Membership:
 
 
 def _is_complete(config: Config) -> bool:
-    """Whether the run's summary says that all its steps are done: then no controller will come any more."""
+    """Whether the run's summary says that it has come to its end: then no controller will come any more."""
     try:
         summary = json.loads(RunFolder(Path(config.run_dir)).summary.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return summary.get("steps", 0) >= config.train.steps
+    return summary.get("steps", 0) >= config.train.steps and summary.get("weights_sha256") is not None
 
 
 def train(config: Config, identity: Identity, prepared: PreparedData, membership: Membership) -> None:

@@ -72,6 +72,7 @@ class Controller:
         self._live: set[int] = set()
         self._members: dict[tuple[int, int], Member] = {}
         self._waiting: dict[tuple[int, int], float] = {}  # when workers that wait for a global restart last asked
+        self._over = False  # the run has ended, and not this controller alone
         self._agreement: Agreement | None = None
         self._liveness = Liveness(deadlines)
         self._report = Reporter(supervisor)
@@ -97,22 +98,33 @@ class Controller:
         self._tasks.add(watch)
         return self._server.sockets[0].getsockname()[:2]
 
-    async def stop(self) -> None:
-        """Ends every worker, also those that wait for a global restart and ask now and then; closes all connections."""
+    async def stop(self, over: bool = False) -> None:
+        """Closes all connections; workers that live on leave.
+
+        Args:
+            over: nobody is to come back, as after the last step or a fatal end. If not, schedulers start workers again,
+                and these wait for another controller.
+        """
         self.phase = Phase.ENDED
+        self._over = self._over or over
         self._report.flush()
-        self._tell_the_end()
-        patience, now = WAITING_PATIENCE * self.deadlines.heartbeat_interval, time.monotonic()
-        self._waiting = {who: asked for who, asked in self._waiting.items() if asked > now - patience}
-        deadline = now + patience
-        while self._waiting and time.monotonic() < deadline:
-            await asyncio.sleep(self.deadlines.heartbeat_interval / 10)
+        if self._over:
+            await self._tell_the_end()
         for task in self._tasks:
             task.cancel()
         if self._server is not None:
             self._server.close()
         for member in self._members.values():
             member.link.close()
+
+    async def _tell_the_end(self) -> None:
+        """Also to those that wait for a global restart, and ask now and then."""
+        self._broadcast({"type": "stop", "reason": RUN_ENDED, "ended": True})
+        patience, now = WAITING_PATIENCE * self.deadlines.heartbeat_interval, time.monotonic()
+        self._waiting = {who: asked for who, asked in self._waiting.items() if asked > now - patience}
+        deadline = now + patience
+        while self._waiting and time.monotonic() < deadline:
+            await asyncio.sleep(self.deadlines.heartbeat_interval / 10)
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
@@ -144,7 +156,7 @@ class Controller:
         elif message["fingerprint"] != self.fingerprint:
             refusal = "this worker's configuration differs from the controller's"
         elif self.phase is Phase.ENDED:
-            refusal = RUN_ENDED
+            refusal, retry = RUN_ENDED if self._over else "the controller ends", not self._over
         elif message.get("epoch") not in (None, self.epoch):
             refusal = f"epoch {message['epoch']} is over"
         elif self.phase is not Phase.FORMING:
@@ -156,7 +168,7 @@ class Controller:
         if refusal is not None:
             if retry:
                 self._waiting[group, rank] = now
-            link.send({"type": "refused", "reason": refusal, "retry": retry, "ended": self.phase is Phase.ENDED})
+            link.send({"type": "refused", "reason": refusal, "retry": retry, "ended": refusal == RUN_ENDED})
             link.close()
             return None
         member = Member(group, rank, int(message["pid"]), link, now, progress_at=now)
@@ -421,15 +433,10 @@ class Controller:
     def _fatal(self, reason: str) -> None:
         if self.phase is not Phase.ENDED:
             self.phase = Phase.ENDED
+            self._over = True
             self._report.flush()
-            self._tell_the_end()
+            self._broadcast({"type": "stop", "reason": RUN_ENDED, "ended": True})
             self.supervisor.fatal(reason)
-
-    def _tell_the_end(self) -> None:
-        """Nobody is to come back: a scheduler need not start again whoever leaves now."""
-        for member in self._members.values():
-            if member.done is None:
-                member.link.send({"type": "stop", "reason": RUN_ENDED, "ended": True})
 
     def workers_ended(self, resume: Message) -> None:
         """The supervisor's answer to `restart`: no worker of an earlier epoch lives; new ones start from `resume`."""
@@ -452,6 +459,7 @@ class Controller:
             and all(member.done is not None for member in members)
         ):
             self.phase = Phase.ENDED
+            self._over = True
             self._report.flush()
             self._broadcast({"type": "bye"})
             self.supervisor.finished(

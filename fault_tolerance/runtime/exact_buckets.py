@@ -10,7 +10,7 @@ and its range ends at a mean gradient of 2^13, where training has diverged. Whet
 that unit alone; a step with one that does not counts as not finite, whoever computed it.
 
 Cost: 8 bytes per parameter instead of 4 for the local sums, twice the bytes in the all-reduce, and one more pass over
-each unit's gradient.
+each unit's gradient; for weights that two pipeline stages share, three more copies in float64 while they are added up.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ GRID_BITS = 40
 """The grid is 2^-GRID_BITS of the mean gradient."""
 EXACT_BITS = 53
 """float64 holds every integer up to 2^53."""
-BLOCK_CPU = 1 << 16
-"""Elements that a CPU converts at a time, so that they stay in cache."""
+BLOCK_CPU, BLOCK_ACCELERATOR = 1 << 16, 1 << 24
+"""Elements that are converted at a time: on a CPU they stay in cache."""
 OUT_OF_RANGE = STATISTICS - 1
 """Place in the statistics of the count of gradients too large for exact sums."""
 
@@ -68,7 +68,7 @@ class ExactGradientBuckets(GradientBuckets):
         addends = units_per_step * (2 if self._parted else 1)
         self._largest = 2.0**EXACT_BITS / (self._scale * addends)
         largest = max(local_tensor(parameter).numel() for parameter in self._parameters)
-        self._block = min(BLOCK_CPU, largest) if self._device.type == "cpu" else largest
+        self._block = min(BLOCK_CPU if self._device.type == "cpu" else BLOCK_ACCELERATOR, largest)
         self._steps = torch.empty(self._block, device=self._device)
         self._wide_steps = torch.empty(self._block, dtype=torch.float64, device=self._device)
         self._selected = 0
@@ -164,6 +164,8 @@ class ExactGradientBuckets(GradientBuckets):
     def combine(self) -> None:
         for index, add_up in self._parted.items():
             start, sums = self._offsets[index], self._parts.pop(index)
+            if self.reduced_statistics[OUT_OF_RANGE].item() > 0:
+                sums.fill_(math.nan)  # for the ranks of the other parts too
             self._scale_back(add_up(sums), self._reduced[start : start + sums.numel()])
 
     def finish(self) -> None:

@@ -9,7 +9,18 @@ from __future__ import annotations
 
 import numpy as np
 
-KINDS: tuple[str, ...] = ("compute", "reduce", "shrink", "replan", "patch", "save", "restart", "repair", "join")
+KINDS: tuple[str, ...] = (
+    "compute",
+    "reduce",
+    "shrink",
+    "replan",
+    "patch",
+    "save",
+    "restart",
+    "repair",
+    "join",
+    "write",
+)
 
 _BLOCK = 4096
 

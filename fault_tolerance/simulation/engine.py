@@ -56,7 +56,9 @@ class Engine:
         self._open_since = 0.0  # seconds after this stand in the ledger as a step's own
         self._period_start = 0.0
         self._save_since: float | None = None
+        self._is_first_step = True  # since the start or a global restart
         self._rewrite_at: int | None = None  # step after which a void save is made good
+        self._writing: tuple[int, float, float] | None = None  # step, end of its save, and when it will be whole
         self._failure_at = math.inf
         self._live = set(range(scenario.groups))
         self._pending: list[tuple[float, tuple[int, ...]]] = []  # deaths that the policy has not been told of
@@ -79,6 +81,7 @@ class Engine:
         status, reason = "done", ""
         try:
             while self._step < scenario.steps:
+                self._settle_save(self._now)
                 self._join()
                 plan = self._policy.plan_step(self._step)
                 if not self._pass_quiet_steps(plan):
@@ -87,6 +90,8 @@ class Engine:
                     self._save()
         except _GivenUp as given_up:
             status, reason = "no_progress", str(given_up)
+        self._settle_save(self._now)
+        self._ledger.mark()
         self._ledger.keep()
         self._timeline.add(self._now, "end", self._step, sorted(self._live), status=status)
         counts = self._counts
@@ -113,7 +118,7 @@ class Engine:
     def _pass_quiet_steps(self, plan: Plan) -> int:
         """Commit in bulk the coming steps that nothing touches; returns how many (0: the next one is touched)."""
         scenario = self._scenario
-        if self._owed or self._pending:
+        if self._owed or self._pending or (self._is_first_step and scenario.first_step_seconds):
             return 0
         horizon = min(self._failure_at, self._repairs[0][0] if self._repairs else math.inf)
         due = self._save_due_at()
@@ -152,6 +157,11 @@ class Engine:
         stacks = plan.stacks
         if self._compute(plan):
             return
+        if self._is_first_step and not self._pending:
+            self._is_first_step = False
+            seconds = self._draws["shrink"].next() * self._scenario.first_step_seconds
+            self._spend("shrink", min(self._failure_at - self._now, seconds))
+            self._collect("reduce")
         while True:
             while self._pending or self._owed:
                 if self._decide():
@@ -236,6 +246,8 @@ class Engine:
             self._kill(self._now, struck, phase, "scenario")
 
     def _kill(self, time: float, groups: tuple[int, ...], phase: str, cause: str) -> None:
+        self._settle_save(time)
+        self._cut_save_short(time, groups)
         self._live.difference_update(groups)
         self._pending.append((time, groups))
         self._counts["failures"] += len(groups)
@@ -277,6 +289,7 @@ class Engine:
                 self._spend("patch", patch)
                 stacks += verdict.patch_stacks
             self._collect("recovery")
+            self._settle_save(self._now)
             self._timeline.add_replan(self._now, self._step, dead, verdict, detect, shrink, replan, patch)
         return stacks
 
@@ -307,7 +320,7 @@ class Engine:
         return math.inf if period is None else self._period_start + max(period - self._scenario.save_seconds, 0.0)
 
     def _save_is_due(self) -> bool:
-        if self._step == self._saved_step:
+        if self._step == self._saved_step or (self._writing is not None and self._step == self._writing[0]):
             return False
         if self._step == self._rewrite_at:
             return True
@@ -315,44 +328,76 @@ class Engine:
         return self._now >= self._save_due_at() or (every is not None and self._step % every == 0)
 
     def _save(self) -> None:
-        """A checkpoint of all committed steps; a death in it is put to the policy at once."""
+        """A checkpoint of all committed steps; what it holds counts when it is whole."""
+        if self._writing is not None:  # one at a time
+            self._spend_on_save(max(self._writing[2] - self._now, 0.0))
+            self._settle_save(self._now)
         end = self._now + self._draws["save"].next() * self._scenario.save_seconds
-        start = self._save_since = self._now
-        whole = True
-        self._rewrite_at = None
+        self._save_since, self._rewrite_at = self._now, None
         self._strike("checkpoint")
-        while self._pending or self._failure_at <= end:
-            if not self._pending:
-                self._ledger.fixed("save", self._failure_at - self._now)
-                self._now = self._failure_at
+        while self._failure_at <= end or (self._pending and self._hears_in_saves):
+            if not (self._pending and self._hears_in_saves):
+                self._spend_on_save(self._failure_at - self._now)
                 self._collect("checkpoint")
-            if self._decide():
+            elif self._decide():
                 return
-            whole = self._scenario.masked_death_in_save == "survived"
-        self._ledger.fixed("save", end - self._now)
-        self._now = self._open_since = self._period_start = end
-        if not whole:
-            self._void_save()
-            self._rewrite_at = self._step + REWRITE_AFTER_STEPS
+        self._spend_on_save(end - self._now)
+        self._open_since = self._period_start = end
+        if self._save_since is not None:
+            self._ledger.mark()
+            self._save_since = None
+            self._writing = self._step, end, end + self._draws["write"].next() * self._scenario.write_seconds
+            if not self._scenario.write_seconds:
+                self._settle_save(end)
+
+    @property
+    def _hears_in_saves(self) -> bool:
+        """Whether the policy is told of deaths while a save goes on, or in the step that follows."""
+        return self._scenario.masked_death_in_save == "survived" or self._scenario.notice == "immediate"
+
+    def _spend_on_save(self, seconds: float) -> None:
+        self._ledger.fixed("save", seconds)
+        self._now += seconds
+
+    def _settle_save(self, time: float) -> None:
+        """A checkpoint that was whole before `time` counts."""
+        if self._writing is None or self._writing[2] > time:
             return
+        step, saved_at, whole_at = self._writing
+        self._writing = None
         self._ledger.keep()
-        self._save_since = None
-        self._saved_step = self._step
+        self._saved_step = step
         self._fruitless_restarts = 0
         self._counts["checkpoints"] += 1
-        self._timeline.add(end, "checkpoint", self._step, sorted(self._live), status="written", seconds=end - start)
+        live = sorted(self._live)
+        self._timeline.add(whole_at, "checkpoint", step, live, status="written", seconds=whole_at - saved_at)
 
-    def _void_save(self) -> None:
-        """A death in the middle of a save: what was written so far is of no use."""
-        if self._save_since is not None:
-            seconds = self._now - self._save_since
+    def _cut_save_short(self, time: float, dead: tuple[int, ...]) -> None:
+        """Groups died: a save that lacks a part of theirs will never be whole. Parts are whole one after another."""
+        if self._scenario.masked_death_in_save == "survived" or (self._writing is None and self._save_since is None):
+            return
+        if self._writing is not None:
+            _, saved_at, whole_at = self._writing
             live = sorted(self._live)
-            self._timeline.add(self._now, "checkpoint", self._step, live, status="failed", seconds=seconds)
-            self._save_since = None
+            latest = max(live.index(group) + 1 for group in dead) / len(live)
+            if saved_at + latest * (whole_at - saved_at) <= time:
+                return
+        self._void_save(time)
+        self._rewrite_at = self._step + REWRITE_AFTER_STEPS
+
+    def _void_save(self, time: float) -> None:
+        """What was written up to `time` is of no use."""
+        since = self._writing[1] if self._writing is not None else self._save_since
+        if since is not None:
+            step = self._writing[0] if self._writing is not None else self._step
+            seconds, live = max(time - since, 0.0), sorted(self._live)
+            self._timeline.add(time, "checkpoint", step, live, status="failed", seconds=seconds)
+            self._writing = self._save_since = None
 
     def _restart(self, died_at: float, verdict: Restart) -> None:
         """Everything back to the last checkpoint; deaths during it are put to the policy when training resumes."""
-        self._void_save()
+        self._settle_save(self._now)
+        self._void_save(self._now)
         self._rewrite_at = None
         while True:
             down_from = max(died_at, self._open_since)
@@ -376,6 +421,7 @@ class Engine:
             self._collect("restart")
             self._timeline.add_restart(self._now, self._step, self._saved_step, verdict, self._now - down_from)
             self._step = self._saved_step
+            self._is_first_step = True
             self._open_since = self._period_start = self._now
             self._give_up_if_fruitless()
             if not self._pending:

@@ -19,11 +19,12 @@ STEP_CAUSES: tuple[str, ...] = ("compute", "redundant", "reduce", "patch", "shri
 class Ledger:
     """Seconds by cause; those of steps that no checkpoint holds yet are kept apart."""
 
-    __slots__ = ("_fixed", "_open")
+    __slots__ = ("_fixed", "_marked", "_open")
 
     def __init__(self) -> None:
         self._fixed = dict.fromkeys(CAUSES, 0.0)
         self._open = dict.fromkeys(STEP_CAUSES, 0.0)
+        self._marked = self._open.copy()
 
     def step(self, cause: str, seconds: float) -> None:
         """Book seconds of a step that a global restart may still undo."""
@@ -33,17 +34,22 @@ class Ledger:
         """Book seconds that stay what they are."""
         self._fixed[cause] += seconds
 
+    def mark(self) -> None:
+        """What is booked up to now is what the next `keep` is about."""
+        self._marked = self._open.copy()
+
     def keep(self) -> None:
-        """Steps up to now are safe: a checkpoint holds them, or the run has ended."""
-        for cause, seconds in self._open.items():
+        """Steps up to the latest mark are safe: a checkpoint holds them, or the run has ended."""
+        for cause, seconds in self._marked.items():
             self._fixed[cause] += seconds
-            self._open[cause] = 0.0
+            self._open[cause] -= seconds
+            self._marked[cause] = 0.0
 
     def undo(self) -> None:
         """A global restart: steps since the last `keep` were in vain."""
         for cause, seconds in self._open.items():
             self._fixed["rework"] += seconds
-            self._open[cause] = 0.0
+            self._open[cause] = self._marked[cause] = 0.0
 
     def seconds(self) -> dict[str, float]:
         """Seconds by cause, open steps under their own causes."""

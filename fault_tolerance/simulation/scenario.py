@@ -48,8 +48,13 @@ class Scenario:
     """Global restart."""
     save_seconds: float
     """Training stands still this long for a checkpoint."""
+    write_seconds: float = 0.0
+    """From then on until the checkpoint is whole, while training goes on: the parts of the groups become so one after
+    another. A global restart in between finds the checkpoint before."""
     shrink_seconds: float = 0.0
     """Rebuilding the communicator over the survivors."""
+    first_step_seconds: float = 0.0
+    """More in the first step after the start and after each global restart: communicators are built in it."""
     replan_seconds: float = 0.0
     """Deciding the new assignment."""
     repair_seconds: float | None = None
@@ -68,8 +73,9 @@ class Scenario:
     """True: groups age during a global restart and those that die in it are dead when training resumes.
     False: all are new when training resumes (what reproduces the paper)."""
     masked_death_in_save: Literal["survived", "rewritten"] = "survived"
-    """What a masked death in a save costs: nothing (as published), or the save is void and the survivors write another
-    `REWRITE_AFTER_STEPS` later (as the trainer does)."""
+    """What a masked death in a save does to it: nothing, and the policy hears of it at once (as published), or the save
+    is void if the dead group had not written its part, and survivors write another `REWRITE_AFTER_STEPS` later (as the
+    trainer does, where a death in a save is noticed in the step that follows)."""
     step_failures: tuple[StepFailure, ...] = field(default=())
     """Failures bound to steps, beside those of the failure process."""
     max_restarts_without_progress: int = 100

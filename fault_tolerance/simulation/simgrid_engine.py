@@ -47,9 +47,10 @@ class SimGridRun:
     def __init__(self, scenario: Scenario, policy: Policy, failures: FailureProcess, seed: int) -> None:
         """Raises ValueError for a scenario with an option that this engine does not cover, or without SimGrid."""
         uncovered = scenario.repair_seconds is not None or scenario.failures_in_restart or scenario.step_failures
-        if uncovered or scenario.notice != "synchronisation":
+        if uncovered or scenario.write_seconds or scenario.first_step_seconds or scenario.notice != "synchronisation":
             raise ValueError(
-                "SimGrid check: repairs, failures in restarts or bound to steps, and notice=immediate are out"
+                "SimGrid check: repairs, failures in restarts or bound to steps, saves written beside training, slow "
+                "first steps and notice=immediate are out"
             )
         simgrid = load_simgrid()
         if simgrid is None:
@@ -184,20 +185,22 @@ class SimGridRun:
 
     def _save(self) -> None:
         end = self._simgrid.Engine.clock + self._draws["save"].next() * self._scenario.save_seconds
-        owed: list[list[int]] = []
         self._rewrite_at = None
+        if self._scenario.masked_death_in_save == "rewritten":
+            self._simgrid.this_actor.sleep_until(end)
+            if self._deaths:  # noticed in the step that follows
+                self._rewrite_at, self._period_start = self._step + REWRITE_AFTER_STEPS, self._simgrid.Engine.clock
+                return
+        owed = []
         while not self._undisturbed(end - self._simgrid.Engine.clock):
             dead, self._deaths = sorted(self._deaths), []
             if isinstance(self._policy.on_failure(dead), Restart):
                 self._restart()
                 return
             owed.append(dead)
+        self._saved = self._step
         self._period_start = self._simgrid.Engine.clock
-        if owed and self._scenario.masked_death_in_save == "rewritten":
-            self._rewrite_at = self._step + REWRITE_AFTER_STEPS
-        else:
-            self._saved = self._step
-            self._result["checkpoints"] += 1
+        self._result["checkpoints"] += 1
         for _ in owed:  # rebuilding waits for the save; between steps there is nothing to patch
             self._simgrid.this_actor.sleep_for(self._draws["shrink"].next() * self._scenario.shrink_seconds)
             self._simgrid.this_actor.sleep_for(self._draws["replan"].next() * self._scenario.replan_seconds)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from farm import Farm, Run, tiny_config, tokens_file
 
-from trainer.config import FailuresConfig
+from trainer.config import EmulateConfig, FailuresConfig
 
 Start = Callable[..., Run]
 
@@ -48,7 +48,7 @@ def undisturbed(farm: Farm, tokens: Path, tmp_path_factory: pytest.TempPathFacto
     done: dict[str, Run] = {}
 
     def oracle(run: Run) -> Run:
-        config = dataclasses.replace(run.config, failures=FailuresConfig(), run_dir="")
+        config = dataclasses.replace(run.config, failures=FailuresConfig(), emulate=EmulateConfig(), run_dir="")
         if config.fault_tolerance.exact:  # sums do not depend on the backend, and N groups need no copies
             settings = dataclasses.replace(
                 config.fault_tolerance, backend="ckpt", redundancy=1, placement="cyclic", granularity="micro_batch"

@@ -33,6 +33,13 @@ def test_a_death_in_each_phase_is_masked(start: Any, same: Any, backend: str, ph
     assert "SIGKILL" in failure["cause"]
 
 
+@pytest.mark.parametrize("phase", ["reduce", "commit"])
+def test_a_death_is_masked_where_two_pipeline_stages_share_a_weight(start: Any, same: Any, phase: str) -> None:
+    layout = {"parallel__groups": 2, "parallel__pp": 2, "model__tied_embeddings": True}
+    run = start(**(options("spare", failures__events=[strike(3, 1, phase)]) | layout)).finish()
+    same(run, failures=1, masked_failures=1, global_restarts=0)
+
+
 @pytest.mark.parametrize("backend", ["spare", "rep-cyclic"])
 def test_the_first_and_the_last_step(start: Any, same: Any, backend: str) -> None:
     events = [strike(0, 2, "commit"), strike(7, 0, "commit")]
@@ -99,10 +106,8 @@ def test_without_exact_sums_the_loss_is_equal_to_rounding(start: Any, undisturbe
     assert run.losses == pytest.approx(undisturbed(run).losses, rel=1e-5)
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["", "tied embeddings"])
-def test_one_rank_takes_its_tensor_and_pipeline_parallel_group_along(start: Any, same: Any, tied: bool) -> None:
+def test_one_rank_takes_its_tensor_and_pipeline_parallel_group_along(start: Any, same: Any) -> None:
     run = start(
-        model__tied_embeddings=tied,
         parallel__groups=2,
         parallel__tp=2,
         parallel__pp=2,

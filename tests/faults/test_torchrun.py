@@ -23,6 +23,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 SECONDS = 150.0
 GROUPS = 2
+MASKING = {
+    "fault_tolerance__redundancy": 2,
+    "fault_tolerance__exact": True,
+    "emulate__unit_seconds": 0.15,  # slow enough that a worker can start again while the others train
+}
 
 
 def free_port() -> int:
@@ -82,6 +87,14 @@ class Cluster:
             assert time.monotonic() < end, self.logs()
             time.sleep(0.01)
 
+    def until_it_waits(self, group: int) -> None:
+        """The worker that its torchrun has started again was told that the run goes on without it."""
+        end, log = time.monotonic() + SECONDS, self.folder / f"group-{group}.log"
+        while f"group {group} rank 0 waits:" not in log.read_text():
+            assert self.processes["controller"].poll() is None, f"the run was over too soon\n{self.logs()}"
+            assert time.monotonic() < end, self.logs()
+            time.sleep(0.05)
+
     def worker(self, group: int) -> int:
         """Process id of a group's worker."""
         torchrun = self.processes[f"group-{group}"].pid
@@ -133,10 +146,10 @@ def test_a_killed_worker_is_started_again_by_its_torchrun(cluster: Any, undistur
 
 def test_a_masked_death_then_a_wipe_out(cluster: Any, undisturbed: Any) -> None:
     """The worker that its torchrun starts again waits for the next global restart, and is part of it."""
-    run = cluster(fault_tolerance__backend="spare", fault_tolerance__redundancy=2, fault_tolerance__exact=True)
+    run = cluster(fault_tolerance__backend="spare", **MASKING)
     run.until_step(12)
     os.kill(run.worker(1), signal.SIGKILL)
-    run.until_step(22)
+    run.until_it_waits(1)
     os.kill(run.worker(0), signal.SIGKILL)
     summary = run.finish()
     assert summary["weights_sha256"] == undisturbed(run).summary["weights_sha256"]
@@ -144,19 +157,21 @@ def test_a_masked_death_then_a_wipe_out(cluster: Any, undisturbed: Any) -> None:
 
 
 def test_a_run_ends_well_for_a_worker_that_waits_for_a_restart(cluster: Any, undisturbed: Any) -> None:
-    run = cluster(fault_tolerance__backend="rep", fault_tolerance__redundancy=2, fault_tolerance__exact=True)
+    run = cluster(fault_tolerance__backend="rep", **MASKING)
     run.until_step(12)
     os.kill(run.worker(1), signal.SIGKILL)
+    run.until_it_waits(1)
     summary = run.finish()
     assert summary["weights_sha256"] == undisturbed(run).summary["weights_sha256"]
     assert (summary["failures"], summary["masked_failures"], summary["global_restarts"]) == (1, 1, 0)
 
 
-def test_a_controller_that_is_killed_and_started_again(cluster: Any, undisturbed: Any) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_controller_that_is_ended_and_started_again(cluster: Any, undisturbed: Any, number: signal.Signals) -> None:
     run = cluster()
     run.until_step(12)
-    run.processes["controller"].kill()
-    run.processes["controller"].wait()
+    run.processes["controller"].send_signal(number)
+    run.processes["controller"].wait(SECONDS)
     run.start_controller()
     summary = run.finish()
     assert summary["weights_sha256"] == undisturbed(run).summary["weights_sha256"]

@@ -129,6 +129,30 @@ def test_a_masked_death_may_make_a_save_void() -> None:
     assert (survived.lost_steps, survived.global_restarts) == (0, 1)
 
 
+def test_what_is_written_beside_training_counts_when_it_is_whole() -> None:
+    """The save of step 5 ends at 65 and is whole at 81: a restart at 80 goes back to the start, one at 82 to step 5."""
+    beside = {"write_seconds": 16.0, "masked_death_in_save": "rewritten"}
+    for death, lost, saved in ((80.0, 6, 0), (82.0, 1, 5)):
+        result = run("ckpt", [(death, (0,))], notice="immediate", **beside)
+        (restart,) = [event for event in result.events if event["event"] == "restart"]
+        assert (result.lost_steps, restart["to_step"]) == (lost, saved)
+    # The part of group g of 8 is whole at 65 + 2 (g + 1) s: at 70 that of group 1, not that of group 6.
+    masked = run("spare", [(70.0, (1,))], **beside)
+    assert masked.checkpoints == 3 and "failed" not in [event.get("status") for event in masked.events]
+    cut_short = run("spare", [(70.0, (6,))], **beside)
+    saves = [(event["status"], event["step"]) for event in cut_short.events if event["event"] == "checkpoint"]
+    assert saves == [("failed", 5), ("written", 7), ("written", 10), ("written", 15)]
+
+
+def test_first_steps_take_longer() -> None:
+    quiet = run("ckpt", first_step_seconds=7.0)
+    assert quiet.wall_seconds == pytest.approx(QUIET + 7.0)
+    restarted = run("ckpt", [(90.0, (0,))], first_step_seconds=7.0)
+    assert restarted.seconds_by_cause["shrink"] == pytest.approx(14.0)
+    masked = run("spare", [(12.0, (0,))], first_step_seconds=7.0, steps=1)  # it strikes there, and is patched
+    assert masked.seconds_by_cause["patch"] == pytest.approx(STACK)
+
+
 def test_deaths_in_a_restart_count_where_groups_age_in_it() -> None:
     deaths = [(5.0, (0,)), (50.0, (1,)), (170.0, (2,))]
     deaf = run("ckpt", deaths[:2])

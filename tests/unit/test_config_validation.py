@@ -111,6 +111,10 @@ def test_a_batch_that_does_not_divide_comes_with_one_that_does(
         ({"optim__betas": [0.9, 1.0]}, "two numbers"),
         ({"fault_tolerance__redundancy": 2}, "ckpt holds each type once"),
         ({"fault_tolerance__backend": "spare", "fault_tolerance__redundancy": 3}, "at most parallel.groups=2"),
+        (
+            {"fault_tolerance__exact": True, "parallel__pp": 2, "parallel__dp_shard": 2},
+            "several units in floating point",
+        ),
         ({"device": "cuda"}, "no NVIDIA driver"),
         ({"data__source": "text"}, "needs files"),
         ({"data__source": "text", "data__paths": ["/nowhere/*.txt"]}, "/nowhere/*.txt matches no file"),

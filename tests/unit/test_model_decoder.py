@@ -187,8 +187,11 @@ def test_compiled_linear_layers_may_run_forward_twice_before_they_run_backward()
     linear.weight.grad = preset = torch.ones(4, 6)
     linear.compile(backend="aot_eager", fullgraph=True)
     losses = [linear(factor * x).square().sum() for factor in (1, 2)]
-    for loss in losses:
-        loss.backward()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for loss in losses:
+            loss.backward()
+    calls = {event.key: event.count for event in profile.key_averages()}
+    assert calls["spare_trainer::add_weight_gradient"] == 2, "the product is not written out first"
     assert len(hooks) == 2 and torch.equal(hooks[1], preset)
     assert linear.weight.grad is preset and _relative(preset - 1, expected) < 1e-5
 

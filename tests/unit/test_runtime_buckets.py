@@ -124,6 +124,11 @@ def test_nothing_of_an_earlier_step_is_left(kind: str) -> None:
     assert not summed(buckets, [0]).any()
     backward(net, 3)
     assert torch.equal(summed(buckets, [0]), whole)
+    backward(net, 4)
+    both = summed(buckets, [0])
+    buckets.begin_step()
+    backward(net, 4)
+    torch.testing.assert_close(both, whole + summed(buckets, [0]))
 
 
 @pytest.mark.parametrize("kind", ["plain", "exact"])

@@ -366,12 +366,19 @@ def test_the_end_is_told_to_those_who_train_and_to_those_who_wait(
     run = stage(2)
     first, _ = run.form()
     assert run.join(1).expect("refused")["retry"]
-    stopping = asyncio.run_coroutine_threadsafe(run.controller.stop(), run.loop)
+    stopping = asyncio.run_coroutine_threadsafe(run.controller.stop(over=True), run.loop)
     assert first.expect("stop")["ended"]
     assert not stopping.done(), "it stays until those who wait have asked again"
     refused = run.join(1).expect("refused")
     assert refused["ended"] and not refused["retry"]
     stopping.result(PATIENCE)
+
+
+def test_a_controller_that_ends_alone_leaves_the_run_open(stage: Callable[..., Stage]) -> None:
+    run = stage(1)
+    (client,) = run.form()
+    run.call(run.controller.stop())
+    assert client.ended(), "no word of an end: its scheduler starts the worker again"
 
 
 def test_strangers_harm_nobody(stage: Callable[..., Stage]) -> None:

@@ -27,8 +27,12 @@ class Durations:
     """A step with masked deaths beyond its stacks: agreement, replan, new communicator."""
     restart: float | None
     """A global restart, from the decision until training has resumed."""
+    first_step: float | None
+    """The first step after the start or a restart, beyond what others take."""
     save: float | None
     """Training stands still this long for a checkpoint."""
+    write: float | None
+    """From then on until the checkpoint is whole."""
 
     @classmethod
     def measure(cls, history: History) -> Durations:
@@ -38,7 +42,9 @@ class Durations:
             other=history.overheads.every,
             recovery=_recovery(history),
             restart=_restart(history),
+            first_step=_first_step(history),
             save=history.overheads.save,
+            write=_write(history),
         )
 
     def filled(self, others: Sequence[Durations]) -> Durations:
@@ -74,14 +80,17 @@ def replay(config: Config, policy: Policy, durations: Durations, failures: Failu
     Args:
         durations: without gaps (`Durations.filled`).
     """
-    assert durations.recovery is not None and durations.restart is not None and durations.save is not None
+    assert durations.recovery is not None and durations.restart is not None and durations.first_step is not None
+    assert durations.save is not None and durations.write is not None
     scenario = Scenario(
         groups=config.parallel.groups,
         steps=config.train.steps,
         stack_seconds=durations.unit * config.parallel.micro_batches,
         reduce_seconds=durations.other,
         restart_seconds=durations.restart,
+        first_step_seconds=durations.first_step,
         save_seconds=durations.save,
+        write_seconds=durations.write,
         shrink_seconds=durations.recovery,
         noise_std=0.0,
         checkpoint_period_seconds=config.checkpoint.every_seconds or None,
@@ -106,13 +115,28 @@ def _recovery(history: History) -> float | None:
     return max(recovery - other * other / (2 * statistics.fmean(masked)), 0.0)
 
 
-def _restart(history: History) -> float | None:
-    """Mean seconds of a restart, with what the first step after it took longer than others (communicators)."""
-    first = {round(span.begin, 6): span for span in history.spans if span.first}
-    seconds = []
-    for event in history.of("restart"):
-        span = first.get(round(event["time"], 6))
-        if span is not None:
-            disturbed = span.failures or span.replans or span.save_seconds
-            seconds.append(event["seconds"] + (0.0 if disturbed else span.seconds - history.expected_seconds(span)))
+def _write(history: History) -> float | None:
+    """Mean seconds from the end of a save's stall to the event that tells of the whole checkpoint."""
+    ends = {
+        (span.record["step"] + 1, span.record["generation"]): span.end for span in history.spans if span.save_seconds
+    }
+    seconds = [
+        event["time"] - ends[key]
+        for event in history.of("checkpoint")
+        if event["status"] == "written" and (key := (event["step"], event["generation"])) in ends
+    ]
     return max(statistics.fmean(seconds), 0.0) if seconds else None
+
+
+def _restart(history: History) -> float | None:
+    """Mean seconds of a restart until training has resumed."""
+    seconds = [event["seconds"] for event in history.of("restart")]
+    return statistics.fmean(seconds) if seconds else None
+
+
+def _first_step(history: History) -> float | None:
+    """Mean seconds by which the first steps of epochs took longer than others."""
+    first = [span for span in history.spans if span.first]
+    even = [span for span in first if not (span.failures or span.replans or span.save_seconds)]
+    longer = [span.seconds - history.expected_seconds(span) for span in even]
+    return max(statistics.fmean(longer), 0.0) if longer else None

@@ -22,7 +22,7 @@ class TiedEmbedding:
         self.rank, last = dist.get_rank(group), dist.get_world_size(group) - 1
         assert self.rank in (0, last)
         self.peer = last if self.rank == 0 else 0
-        self.scratch = torch.zeros_like(parameter)
+        self.scratch: Tensor | None = None
         self.apart = False
         self._kept: Tensor | None = None
 
@@ -31,12 +31,12 @@ class TiedEmbedding:
         if self.apart:
             return
         self._kept = self.parameter.grad
-        self.scratch.zero_()
+        self.scratch = torch.zeros_like(self.parameter) if self.scratch is None else self.scratch.zero_()
         self.parameter.grad = self.scratch
 
     def finish(self) -> None:
         """Exchange scratch gradients and add both to the gradient that `begin` set aside."""
-        if self.apart:
+        if self.scratch is None:
             return
         total = self.add_up(local(self.scratch))
         if self._kept is None:
