@@ -64,7 +64,7 @@ def test_the_trace_goes_on_whoever_died() -> None:
 
 def test_a_replay_pays_what_was_measured() -> None:
     config = Row.parse("spare:2").config(base(), Path("c/rows/x"), Path("trace.jsonl"))
-    durations = Durations(unit=0.5, other=0.25, recovery=0.1, restart=7.0, save=0.3)
+    durations = Durations(unit=0.5, other=0.25, recovery=0.1, restart=7.0, first_step=0.0, save=0.3, write=0.0)
     row = Row.parse("spare:2")
     quiet = replay(config, row.policy(config), durations, Trace(4, []))
     assert quiet.wall_seconds == pytest.approx(12 * 1.25 + 3 * 0.3)
@@ -76,16 +76,16 @@ def test_a_replay_pays_what_was_measured() -> None:
 def test_a_death_that_struck_strikes_in_the_replay_too() -> None:
     row = Row.parse("ckpt")
     config = row.config(base(), Path("c/rows/x"), Path("trace.jsonl"))
-    durations = Durations(unit=0.5, other=0.25, recovery=0.1, restart=7.0, save=0.3)
+    durations = Durations(unit=0.5, other=0.25, recovery=0.1, restart=7.0, first_step=0.0, save=0.3, write=0.0)
     deaths = [(0.4, (1,)), (7.3, (2,))]  # the second falls into the first's restart, which ends at 7.4
     assert replay(config, row.policy(config), durations, Trace(4, deaths)).global_restarts == 1
     assert replay(config, row.policy(config), durations, Struck(4, deaths)).global_restarts == 2
 
 
 def test_gaps_are_filled_from_other_rows() -> None:
-    gap = Durations(unit=1.0, other=0.1, recovery=None, restart=None, save=0.5)
+    gap = Durations(unit=1.0, other=0.1, recovery=None, restart=None, first_step=0.0, save=0.5, write=0.0)
     others = [dataclasses.replace(gap, restart=seconds) for seconds in (4.0, 6.0, 5.0)]
-    assert gap.filled(others) == Durations(1.0, 0.1, 0.0, 5.0, 0.5)
+    assert gap.filled(others) == dataclasses.replace(gap, recovery=0.0, restart=5.0)
 
 
 def test_a_folder_holds_one_comparison(tmp_path: Path) -> None:
