@@ -67,6 +67,10 @@ class SimulationOptions:
     masked_death_in_save: str = "survived"
     """What a masked death in a save costs: survived (nothing, as published) or rewritten (the save is void and another
     follows two steps later, as in the trainer)."""
+    write_s: float = 0.0
+    """A save is written beside training for so long after training has gone on (asynchronous checkpoints)."""
+    first_step_s: float = 0.0
+    """More in the first step after the start and after each global restart."""
     join_s: float = 0.0
     """Training stands still this long while repaired groups (cluster.repair_s) take over the state."""
     domain_size: int = 1
@@ -192,6 +196,8 @@ def _shared(config: SimulateConfig) -> dict[str, Any]:
         "failures_in_restart": simulation.failures_in_restart,
         "notice": simulation.notice,
         "masked_death_in_save": simulation.masked_death_in_save,
+        "write_seconds": simulation.write_s,
+        "first_step_seconds": simulation.first_step_s,
         "join_seconds": simulation.join_s,
     }
     if simulation.checkpoint_every_steps is not None:

@@ -20,7 +20,8 @@ from fault_tolerance.simulation.draws import Draws
 from fault_tolerance.simulation.ledger import Ledger
 from fault_tolerance.simulation.quiet import take_quiet_steps
 from fault_tolerance.simulation.result import Result
-from fault_tolerance.simulation.scenario import REWRITE_AFTER_STEPS, Scenario
+from fault_tolerance.simulation.saves import Saves
+from fault_tolerance.simulation.scenario import Scenario
 from fault_tolerance.simulation.timeline import Timeline
 
 
@@ -50,26 +51,22 @@ class Engine:
         self._draws = Draws(seed, scenario.noise_std)
         self._timeline = Timeline(timeline)
         self._ledger = Ledger()
+        self._saves = Saves(scenario, self._draws, self._ledger, self._timeline)
         self._now = 0.0
         self._step = 0  # steps that count so far = index of the step in flight
-        self._saved_step = 0
         self._open_since = 0.0  # seconds after this stand in the ledger as a step's own
-        self._period_start = 0.0
-        self._save_since: float | None = None
         self._is_first_step = True  # since the start or a global restart
-        self._rewrite_at: int | None = None  # step after which a void save is made good
-        self._writing: tuple[int, float, float] | None = None  # step, end of its save, and when it will be whole
         self._failure_at = math.inf
         self._live = set(range(scenario.groups))
         self._pending: list[tuple[float, tuple[int, ...]]] = []  # deaths that the policy has not been told of
         self._owed: list[tuple[Replan, tuple[int, ...], float]] = []  # replans whose seconds have not been spent
         self._repairs: list[tuple[float, int]] = []
         self._step_failures = sorted(scenario.step_failures, key=lambda failure: (failure.step, failure.group))
-        self._fruitless_restarts = 0
+        self._fruitless_restarts = self._checkpoints_before = 0
         self._committed = 0
         self._unnoticed = 0.0
         self._stacks = 0.0
-        self._counts = dict.fromkeys(("failures", "fatal", "global_restarts", "lost_steps", "checkpoints", "joins"), 0)
+        self._counts = dict.fromkeys(("failures", "fatal", "global_restarts", "lost_steps", "joins"), 0)
 
     def run(self) -> Result:
         """Simulate until all steps are committed or the run is given up."""
@@ -81,16 +78,16 @@ class Engine:
         status, reason = "done", ""
         try:
             while self._step < scenario.steps:
-                self._settle_save(self._now)
+                self._saves.settle(self._now, self._live)
                 self._join()
                 plan = self._policy.plan_step(self._step)
                 if not self._pass_quiet_steps(plan):
                     self._run_step(plan)
-                if self._step < scenario.steps and self._save_is_due():
+                if self._step < scenario.steps and self._saves.is_due(self._step, self._now):
                     self._save()
         except _GivenUp as given_up:
             status, reason = "no_progress", str(given_up)
-        self._settle_save(self._now)
+        self._saves.settle(self._now, self._live)
         self._ledger.mark()
         self._ledger.keep()
         self._timeline.add(self._now, "end", self._step, sorted(self._live), status=status)
@@ -108,7 +105,7 @@ class Engine:
             masked_failures=counts["failures"] - counts["fatal"],
             global_restarts=counts["global_restarts"],
             lost_steps=counts["lost_steps"],
-            checkpoints=counts["checkpoints"],
+            checkpoints=self._saves.count,
             joins=counts["joins"],
             events=self._timeline.events,
         )
@@ -121,7 +118,7 @@ class Engine:
         if self._owed or self._pending or (self._is_first_step and scenario.first_step_seconds):
             return 0
         horizon = min(self._failure_at, self._repairs[0][0] if self._repairs else math.inf)
-        due = self._save_due_at()
+        due = self._saves.due_at
         compute_seconds = plan.stacks * scenario.stack_seconds
         limit = self._quiet_limit()
         expected = (min(horizon, due) - self._now) / (compute_seconds + scenario.reduce_seconds)
@@ -142,10 +139,9 @@ class Engine:
         """Steps until the end, the next checkpoint by steps, or the next failure that is bound to a step."""
         scenario = self._scenario
         limit = scenario.steps - self._step
-        if scenario.checkpoint_every_steps is not None:
-            limit = min(limit, scenario.checkpoint_every_steps - self._step % scenario.checkpoint_every_steps)
-        if self._rewrite_at is not None:
-            limit = min(limit, self._rewrite_at - self._step)
+        until_save = self._saves.steps_until_due(self._step)
+        if until_save is not None:
+            limit = min(limit, until_save)
         for failure in self._step_failures:
             if failure.step >= self._step:
                 # A failure in a checkpoint strikes after its step.
@@ -246,8 +242,7 @@ class Engine:
             self._kill(self._now, struck, phase, "scenario")
 
     def _kill(self, time: float, groups: tuple[int, ...], phase: str, cause: str) -> None:
-        self._settle_save(time)
-        self._cut_save_short(time, groups)
+        self._saves.cut_short(time, groups, self._live, self._step)
         self._live.difference_update(groups)
         self._pending.append((time, groups))
         self._counts["failures"] += len(groups)
@@ -289,7 +284,7 @@ class Engine:
                 self._spend("patch", patch)
                 stacks += verdict.patch_stacks
             self._collect("recovery")
-            self._settle_save(self._now)
+            self._saves.settle(self._now, self._live)
             self._timeline.add_replan(self._now, self._step, dead, verdict, detect, shrink, replan, patch)
         return stacks
 
@@ -315,90 +310,28 @@ class Engine:
 
     # --- checkpoints and restarts -----------------------------------------------------------------------------------
 
-    def _save_due_at(self) -> float:
-        period = self._scenario.checkpoint_period_seconds
-        return math.inf if period is None else self._period_start + max(period - self._scenario.save_seconds, 0.0)
-
-    def _save_is_due(self) -> bool:
-        if self._step == self._saved_step or (self._writing is not None and self._step == self._writing[0]):
-            return False
-        if self._step == self._rewrite_at:
-            return True
-        every = self._scenario.checkpoint_every_steps
-        return self._now >= self._save_due_at() or (every is not None and self._step % every == 0)
-
     def _save(self) -> None:
-        """A checkpoint of all committed steps; what it holds counts when it is whole."""
-        if self._writing is not None:  # one at a time
-            self._spend_on_save(max(self._writing[2] - self._now, 0.0))
-            self._settle_save(self._now)
-        end = self._now + self._draws["save"].next() * self._scenario.save_seconds
-        self._save_since, self._rewrite_at = self._now, None
+        """A checkpoint of all committed steps."""
+        end = self._saves.begin(self._step, self._now, self._live)
+        told = self._saves.policy_is_told
         self._strike("checkpoint")
-        while self._failure_at <= end or (self._pending and self._hears_in_saves):
-            if not (self._pending and self._hears_in_saves):
-                self._spend_on_save(self._failure_at - self._now)
+        while self._failure_at <= end or (told and self._pending):
+            if not (told and self._pending):
+                self._spend_on_save(self._failure_at)
                 self._collect("checkpoint")
             elif self._decide():
                 return
-        self._spend_on_save(end - self._now)
-        self._open_since = self._period_start = end
-        if self._save_since is not None:
-            self._ledger.mark()
-            self._save_since = None
-            self._writing = self._step, end, end + self._draws["write"].next() * self._scenario.write_seconds
-            if not self._scenario.write_seconds:
-                self._settle_save(end)
+        self._spend_on_save(end)
+        self._open_since = end
+        self._saves.end(end, self._live)
 
-    @property
-    def _hears_in_saves(self) -> bool:
-        """Whether the policy is told of deaths while a save goes on, or in the step that follows."""
-        return self._scenario.masked_death_in_save == "survived" or self._scenario.notice == "immediate"
-
-    def _spend_on_save(self, seconds: float) -> None:
-        self._ledger.fixed("save", seconds)
-        self._now += seconds
-
-    def _settle_save(self, time: float) -> None:
-        """A checkpoint that was whole before `time` counts."""
-        if self._writing is None or self._writing[2] > time:
-            return
-        step, saved_at, whole_at = self._writing
-        self._writing = None
-        self._ledger.keep()
-        self._saved_step = step
-        self._fruitless_restarts = 0
-        self._counts["checkpoints"] += 1
-        live = sorted(self._live)
-        self._timeline.add(whole_at, "checkpoint", step, live, status="written", seconds=whole_at - saved_at)
-
-    def _cut_save_short(self, time: float, dead: tuple[int, ...]) -> None:
-        """Groups died: a save that lacks a part of theirs will never be whole. Parts are whole one after another."""
-        if self._scenario.masked_death_in_save == "survived" or (self._writing is None and self._save_since is None):
-            return
-        if self._writing is not None:
-            _, saved_at, whole_at = self._writing
-            live = sorted(self._live)
-            latest = max(live.index(group) + 1 for group in dead) / len(live)
-            if saved_at + latest * (whole_at - saved_at) <= time:
-                return
-        self._void_save(time)
-        self._rewrite_at = self._step + REWRITE_AFTER_STEPS
-
-    def _void_save(self, time: float) -> None:
-        """What was written up to `time` is of no use."""
-        since = self._writing[1] if self._writing is not None else self._save_since
-        if since is not None:
-            step = self._writing[0] if self._writing is not None else self._step
-            seconds, live = max(time - since, 0.0), sorted(self._live)
-            self._timeline.add(time, "checkpoint", step, live, status="failed", seconds=seconds)
-            self._writing = self._save_since = None
+    def _spend_on_save(self, until: float) -> None:
+        self._ledger.fixed("save", until - self._now)
+        self._now = until
 
     def _restart(self, died_at: float, verdict: Restart) -> None:
         """Everything back to the last checkpoint; deaths during it are put to the policy when training resumes."""
-        self._settle_save(self._now)
-        self._void_save(self._now)
-        self._rewrite_at = None
+        self._saves.void(self._now, self._live)
         while True:
             down_from = max(died_at, self._open_since)
             self._ledger.undo()
@@ -407,7 +340,7 @@ class Engine:
             seconds = self._draws["restart"].next() * self._scenario.restart_seconds
             self._ledger.fixed("down", self._now - down_from + seconds)
             self._counts["global_restarts"] += 1
-            self._counts["lost_steps"] += self._step - self._saved_step
+            self._counts["lost_steps"] += self._step - self._saves.safe_step
             self._live = set(range(self._scenario.groups))
             self._owed.clear()
             self._repairs.clear()
@@ -419,10 +352,11 @@ class Engine:
             self._peek()
             self._policy.on_restart()
             self._collect("restart")
-            self._timeline.add_restart(self._now, self._step, self._saved_step, verdict, self._now - down_from)
-            self._step = self._saved_step
+            self._timeline.add_restart(self._now, self._step, self._saves.safe_step, verdict, self._now - down_from)
+            self._step = self._saves.safe_step
             self._is_first_step = True
-            self._open_since = self._period_start = self._now
+            self._open_since = self._now
+            self._saves.restarted(self._now)
             self._give_up_if_fruitless()
             if not self._pending:
                 return
@@ -438,16 +372,18 @@ class Engine:
 
     def _give_up_if_fruitless(self) -> None:
         scenario = self._scenario
+        if self._saves.count > self._checkpoints_before:
+            self._fruitless_restarts, self._checkpoints_before = 0, self._saves.count
         self._fruitless_restarts += 1
         if self._fruitless_restarts >= scenario.max_restarts_without_progress:
             raise _GivenUp(
                 f"no progress: {self._fruitless_restarts} global restarts in a row without a new checkpoint "
-                f"(step {self._saved_step} of {scenario.steps})"
+                f"(step {self._saves.safe_step} of {scenario.steps})"
             )
         if self._now >= scenario.max_time_ratio * scenario.failure_free_seconds:
             raise _GivenUp(
                 f"no progress: after {scenario.max_time_ratio:g} times the failure-free time only step "
-                f"{self._saved_step} of {scenario.steps} is safe"
+                f"{self._saves.safe_step} of {scenario.steps} is safe"
             )
 
 

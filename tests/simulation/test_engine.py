@@ -144,6 +144,13 @@ def test_what_is_written_beside_training_counts_when_it_is_whole() -> None:
     assert saves == [("failed", 5), ("written", 7), ("written", 10), ("written", 15)]
 
 
+def test_a_save_waits_for_the_one_that_is_still_written() -> None:
+    result = run("spare", write_seconds=70.0)  # the first save ends at 65, the second one is due at 125
+    assert result.seconds_by_cause["save"] == pytest.approx(3 * SAVE + 2 * 10.0)
+    saves = [event["time"] for event in result.events if event["event"] == "checkpoint"]
+    assert saves[:2] == pytest.approx([135.0, 210.0])
+
+
 def test_first_steps_take_longer() -> None:
     quiet = run("ckpt", first_step_seconds=7.0)
     assert quiet.wall_seconds == pytest.approx(QUIET + 7.0)

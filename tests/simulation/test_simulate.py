@@ -82,6 +82,8 @@ def test_sweeps(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ("fault_tolerance.redundancy=21", "21"),
         ("simulation.trace=nowhere.jsonl", "no such file"),
         ("simulation.notice=later", "notice=later"),
+        ("simulation.masked_death_in_save=lost", "masked_death_in_save=lost"),
+        ("simulation.write_s=-1", "write_seconds=-1"),
         ("sweep.kind=all", "sweep.kind=all"),
         ("simulation.tracee=x", "tracee"),
     ],
