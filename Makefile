@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 help:
 	@echo "make demo    train a small model on real text, kill a process, watch it come back (2 minutes)"
 	@echo "make demo-spare  four groups with SPARe, two killed, no restart, the same weights (2 minutes)"
-	@echo "make test    all tests (12 minutes on 2 cores); PYTEST='-k name' selects"
+	@echo "make test    all tests (13 minutes on 2 cores); PYTEST='-k name' selects"
 	@echo "make soak    random failures for an hour (SOAK_MINUTES=60)"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff lay out the code"
