@@ -19,6 +19,8 @@ import sys
 import time
 from pathlib import Path
 
+from trainer.run_folder import RunFolder
+
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGSTOP", "SIGCONT", "SIGINT", "SIGABRT")
 
 PATIENCE_SECONDS = 120.0
@@ -56,7 +58,7 @@ def workers(folder: Path) -> Workers:
     try:
         named = json.loads((folder / "processes.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        if (folder / "summary.json").exists():
+        if RunFolder(folder).summary.exists():
             raise ValueError(f"the run in {folder} has ended") from None
         if (folder / "config.yaml").exists():
             raise ValueError(f"the run in {folder} has no workers on this machine (yet)") from None

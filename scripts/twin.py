@@ -18,13 +18,14 @@ from omegaconf import DictConfig
 from trainer.cli import entry_point
 from trainer.config import Config, resolve
 from trainer.launch import Launcher
+from trainer.run_folder import RunFolder
 
 
 def run(config: Config, title: str) -> tuple[int, dict[str, Any]]:
     """One run: its exit status and what its summary.json holds."""
     print(f"\n{title}\n", flush=True)
     status = Launcher(config).run()
-    summary = json.loads((Path(config.run_dir) / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads(RunFolder(Path(config.run_dir)).summary.read_text(encoding="utf-8"))
     return status, summary
 
 

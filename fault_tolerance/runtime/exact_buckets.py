@@ -111,8 +111,7 @@ class ExactGradientBuckets(GradientBuckets):
 
         Conversions go through `copy_`, which is vectorised; arithmetic with operands of two types is not.
         """
-        start, void = self._offsets[index], self._void[self._selected]
-        total = self._sums[self._selected][start : start + gradient.numel()]
+        void, total = self._void[self._selected], self._sums[self._selected][self._place(index)]
         for part, sums in zip(gradient.split(self._block), total.split(self._block), strict=True):
             steps, wide = self._steps[: part.numel()], self._wide_steps[: part.numel()]
             torch.mul(part, self._scale, out=steps).round_()  # a power of two: exact
@@ -122,11 +121,15 @@ class ExactGradientBuckets(GradientBuckets):
                 sums.add_(wide.copy_(steps))
         void.discard(index)
 
+    def _place(self, index: int) -> slice:
+        """Where a parameter lies in the flat buffers."""
+        start = self._offsets[index]
+        return slice(start, start + local_tensor(self._parameters[index]).numel())
+
     def _clear_void(self, bucket: int, slot: int) -> None:
         """Zeroes the sums of parameters that got no gradient in this step."""
         for index in [index for index in self._void[slot] if self._bucket_of[index] == bucket]:
-            start = self._offsets[index]
-            self._sums[slot][start : start + local_tensor(self._parameters[index]).numel()].zero_()
+            self._sums[slot][self._place(index)].zero_()
             self._void[slot].discard(index)
 
     def select(self, slot: int) -> None:
@@ -163,10 +166,10 @@ class ExactGradientBuckets(GradientBuckets):
 
     def combine(self) -> None:
         for index, add_up in self._parted.items():
-            start, sums = self._offsets[index], self._parts.pop(index)
+            sums = self._parts.pop(index)
             if self.reduced_statistics[OUT_OF_RANGE].item() > 0:
                 sums.fill_(math.nan)  # for the ranks of the other parts too
-            self._scale_back(add_up(sums), self._reduced[start : start + sums.numel()])
+            self._scale_back(add_up(sums), self._reduced[self._place(index)])
 
     def finish(self) -> None:
         if self.reduced_statistics[OUT_OF_RANGE].item() > 0:

@@ -45,6 +45,13 @@ def exact(net: nn.Module, slots: int = 1) -> ExactGradientBuckets:
     )
 
 
+def of_kind(kind: str, net: nn.Module, slots: int = 1) -> GradientBuckets:
+    """Buckets that keep local sums: "exact" ones or "plain" ones."""
+    if kind == "exact":
+        return exact(net, slots)
+    return GradientBuckets(list(net.parameters()), bucket_bytes=64, keep_local=True, slots=slots)
+
+
 @given(st.permutations(range(UNITS)))
 def test_exact_sums_are_the_same_bits_in_every_order(order: list[int]) -> None:
     net = model()
@@ -110,9 +117,7 @@ def test_sums_beyond_the_exact_range_count_as_not_finite(scale: float, finite: b
 def test_nothing_of_an_earlier_step_is_left(kind: str) -> None:
     """Not even where a parameter or the whole group has no gradient; and a patch adds to what was reduced."""
     net = model()
-    buckets = exact(net) if kind == "exact" else GradientBuckets(
-        list(net.parameters()), bucket_bytes=64, keep_local=True
-    )  # fmt: skip
+    buckets = of_kind(kind, net)
     buckets.begin_step()
     backward(net, 3)
     whole = summed(buckets, [0])
@@ -134,10 +139,7 @@ def test_nothing_of_an_earlier_step_is_left(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["plain", "exact"])
 def test_slots_keep_sums_apart_until_it_is_known_which_count(kind: str) -> None:
     net = model()
-    parameters = list(net.parameters())
-    buckets = exact(net, 3) if kind == "exact" else GradientBuckets(
-        parameters, bucket_bytes=64, keep_local=True, slots=3
-    )  # fmt: skip
+    buckets = of_kind(kind, net, slots=3)
     single = []
     buckets.begin_step()
     for slot in range(3):
@@ -154,9 +156,7 @@ def test_slots_keep_sums_apart_until_it_is_known_which_count(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["plain", "exact"])
 def test_a_lost_collective_writes_to_no_buffer_that_counts(kind: str) -> None:
     net = model()
-    buckets = exact(net) if kind == "exact" else GradientBuckets(
-        list(net.parameters()), bucket_bytes=64, keep_local=True
-    )  # fmt: skip
+    buckets = of_kind(kind, net)
     buckets.begin_step()
     backward(net, 3)
     lost = [buckets.load_bucket(bucket, [0]) for bucket in range(len(buckets))]

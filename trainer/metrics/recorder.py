@@ -19,6 +19,7 @@ from trainer.metrics.files import JsonLines, write_json
 from trainer.metrics.peak import run_peak
 from trainer.metrics.wandb_sink import WandbSink
 from trainer.model.size import flops_per_token, parameter_count
+from trainer.run_folder import RunFolder
 
 SUMMARY_KEYS = (
     "steps",
@@ -178,7 +179,7 @@ class RunRecorder:
                 self._accounting.give_up()
             self._summary = self._sum_up(final)
             try:
-                write_json(self._run_dir / "summary.json", self._summary)
+                write_json(RunFolder(self._run_dir).summary, self._summary)
             except OSError as error:
                 self._console.warning(f"summary.json cannot be written ({error.strerror})")
             self._console.stop()

@@ -52,7 +52,7 @@ class _AccumulatingLinear(torch.autograd.Function):
         if torch.compiler.is_compiling():
             torch.ops.spare_trainer.add_weight_gradient(ctx.grad, rows, x_rows)
         else:
-            local(ctx.grad).addmm_(rows.t(), x_rows)
+            _add_weight_gradient(local(ctx.grad), rows, x_rows)
         return (gradients[0] @ local(weight) if ctx.needs_input_grad[0] else None), None, None
 
 

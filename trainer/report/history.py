@@ -22,6 +22,7 @@ from fault_tolerance.simulation.ledger import CAUSES
 from trainer import config as configuration
 from trainer.config import Config
 from trainer.metrics.accounting import Accounting
+from trainer.run_folder import RunFolder
 
 Record = dict[str, Any]
 
@@ -104,7 +105,7 @@ class History:
         events = events[starts[-1] :]  # a run that was continued: its last stretch, as its summary has it
         began = float(events[0]["time"])
         steps = _last_stretch(steps)
-        summary_file = folder / "summary.json"
+        summary_file = RunFolder(folder).summary
         summary = json.loads(summary_file.read_text(encoding="utf-8")) if summary_file.is_file() else {}
         return cls(configuration.load(config_file), list(_since(began, events)), list(_since(began, steps)), summary)
 
