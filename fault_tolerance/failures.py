@@ -76,30 +76,27 @@ class Weibull:
     def reset(self, now: float) -> None:
         """Draw a new lifetime for every group, all at once."""
         due = now + self._scale * self._random.weibull(self.shape, self.groups)
-        order = np.argsort(due, kind="stable")
+        order = due.argsort(kind="stable")
         self._due: list[float] = due.tolist()
         # Two queues: those drawn at the reset are sorted once and walked; the few of repaired groups are a heap.
         # An entry counts only while it equals the group's due time, so dropping one costs nothing.
-        self._sorted: list[tuple[float, int]] = list(zip(due[order].tolist(), order.tolist(), strict=True))
+        self._times: list[float] = due[order].tolist()
+        self._groups: list[int] = order.tolist()
         self._cursor = 0
         self._revived: list[tuple[float, int]] = []
 
     def next(self) -> Failure | None:
         """See FailureProcess."""
-        due, entries, revived = self._due, self._sorted, self._revived
-        cursor, end = self._cursor, len(entries)
-        while cursor < end and due[entries[cursor][1]] != entries[cursor][0]:
+        due, times, groups, revived = self._due, self._times, self._groups, self._revived
+        cursor, end = self._cursor, len(times)
+        while cursor < end and due[groups[cursor]] != times[cursor]:
             cursor += 1
         self._cursor = cursor
         while revived and due[revived[0][1]] != revived[0][0]:
             heapq.heappop(revived)
-        if cursor < end and not (revived and revived[0] < entries[cursor]):
-            time, group = entries[cursor]
-        elif revived:
-            time, group = revived[0]
-        else:
-            return None
-        return time, (group,)
+        if cursor < end and not (revived and revived[0] < (times[cursor], groups[cursor])):
+            return times[cursor], (groups[cursor],)
+        return (revived[0][0], (revived[0][1],)) if revived else None
 
     def pop(self) -> Failure | None:
         """See FailureProcess."""

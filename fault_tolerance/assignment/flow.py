@@ -14,7 +14,7 @@ they hold all units of those types only if each holds more. That gives the next 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from fault_tolerance.placement import Placement
 
@@ -28,11 +28,14 @@ class Search:
         type_price, host_price: potentials, 0 or below; groups with room have 0.
         type_dist, host_dist: distance from the wanted types in the latest search; FAR where it did not look.
         type_from: the group through which a type was reached; host_from: the type through which a group was.
-        gates: types that the latest search reached; the last one before a group with room is among them.
+        gates: types that the latest search reached, those before a group with room among them.
     """
 
-    def __init__(self, groups: int) -> None:
+    def __init__(self, groups: int, tried: Collection[int]) -> None:
+        """`tried`: types whose units have been sent to hosts with room already, at the first price."""
         self.type_price, self.host_price = [0] * groups, [0] * groups
+        for kind in tried:
+            self.type_price[kind] = -1
         self.type_from, self.host_from = [-1] * groups, [-1] * groups
         self.type_dist: list[int] = []
         self.host_dist: list[int] = []
@@ -62,11 +65,10 @@ class Flow:
 
     def reset(self) -> None:
         """All groups live; each holds the units of the type it starts with."""
-        groups = self.placement.groups
-        self.live_hosts: list[tuple[int, ...]] = list(self.placement.hosts)
+        groups, supply = self.placement.groups, self.supply
+        self.live_hosts: list[list[int]] = list(map(list, self.placement.hosts))
         self.alive = bytearray(b"\x01" * groups)
         self.live_count = groups
-        supply = self.supply
         self.at: list[dict[int, int]] = [{group: supply} for group in range(groups)]
         self.load = [supply] * groups
         self.room: dict[int, dict[int, int]] = {}
@@ -74,19 +76,19 @@ class Flow:
         self.capacity = supply
         self.journal: list[tuple[int, int, int]] = []
 
-    def kill(self, group: int) -> dict[int, int]:
-        """Take a group out; returns the units it held. The caller places them again."""
+    def kill(self, group: int) -> list[int]:
+        """Take a group out; returns the types that it was the last to host. The caller places its units again."""
         self.alive[group] = 0
         self.live_count -= 1
-        live_hosts = self.live_hosts
-        for kind in self.placement.stacks[group]:
-            hosts = live_hosts[kind]
-            index = hosts.index(group)
-            live_hosts[kind] = hosts[:index] + hosts[index + 1 :]
-        held = self.at[group]
         self.at[group] = {}
         self.load[group] = 0
-        return held
+        live_hosts, unhosted = self.live_hosts, []
+        for kind in self.placement.stacks[group]:
+            hosts = live_hosts[kind]
+            hosts.remove(group)
+            if not hosts:
+                unhosted.append(kind)
+        return unhosted
 
     def revive(self, group: int) -> None:
         """Bring a group back, empty."""
@@ -94,7 +96,7 @@ class Flow:
         alive[group] = 1
         self.live_count += 1
         for kind in self.placement.stacks[group]:
-            self.live_hosts[kind] = tuple([host for host in self.placement.hosts[kind] if alive[host]])
+            self.live_hosts[kind] = [host for host in self.placement.hosts[kind] if alive[host]]
 
     def smallest_capacity(self) -> int:
         """ceil(all units / live groups): no assignment has a smaller largest load."""
@@ -139,7 +141,7 @@ class Flow:
         self.capacity = floor
         while True:
             self.journal = []
-            bound = self._place_within(dict(sorted(missing.items())))
+            bound = self._place_within({kind: missing[kind] for kind in sorted(missing)})
             if bound == 0:
                 return
             assert bound > self.capacity
@@ -151,9 +153,12 @@ class Flow:
 
     def _place_within(self, wanted: dict[int, int]) -> int:
         """Place all wanted units within `capacity`; 0, or the next capacity worth trying."""
-        search = Search(self.placement.groups)
-        if not self.room:
-            self._place_directly(wanted, search.type_price)
+        tried = () if self.room else tuple(wanted)
+        if tried:
+            self._place_directly(wanted)
+            if not wanted:
+                return 0
+        search = Search(self.placement.groups, tried)
         while wanted:
             bound = self._raise_prices(wanted, search)
             if bound:
@@ -161,20 +166,18 @@ class Flow:
             self._send(wanted, search)
         return 0
 
-    def _place_directly(self, wanted: dict[int, int], type_price: list[int]) -> None:
+    def _place_directly(self, wanted: dict[int, int]) -> None:
         """The first price when nothing is free of cost: straight to hosts with room, the emptiest first."""
         load, capacity = self.load, self.capacity
         for kind, amount in list(wanted.items()):
-            for host in sorted(self.live_hosts[kind], key=load.__getitem__):
+            while amount:
+                host = min(self.live_hosts[kind], key=load.__getitem__)
                 sent = min(amount, capacity - load[host])
                 if sent <= 0:
                     break
                 self.shift(host, kind, sent)
                 self.journal.append((host, kind, sent))
                 amount -= sent
-                if not amount:
-                    break
-            type_price[kind] = -1
             if amount:
                 wanted[kind] = amount
             else:
@@ -186,6 +189,8 @@ class Flow:
         Returns 0, or the next capacity worth trying where no such group can be reached.
         """
         at, load, capacity, live_hosts = self.at, self.load, self.capacity, self.live_hosts
+        rooms, overs = self.room, self.over
+        nothing: dict[int, int] = {}
         type_price, host_price = search.type_price, search.host_price
         type_from, host_from = search.type_from, search.host_from
         type_dist = search.type_dist = [FAR] * len(load)
@@ -197,8 +202,9 @@ class Flow:
         host_queues: defaultdict[int, list[int]] = defaultdict(list)
         settled_types: list[int] = []
         settled_hosts: list[int] = []
+        one_is_enough = len(wanted) == 1 and sum(wanted.values()) == 1
         distance = 0
-        nearest = FAR  # the smallest distance seen of a group with room; nothing beyond matters
+        nearest, found = FAR, -1  # the smallest distance seen of a group with room; nothing beyond matters
         while distance < nearest:
             types, hosts = type_queues.pop(distance, []), host_queues.pop(distance, [])
             if not types and not hosts:
@@ -211,24 +217,22 @@ class Flow:
                     continue
                 settled_types.append(kind)
                 base = distance + type_price[kind] + 1
-                room = self.room.get(kind)
+                room = rooms.get(kind) or nothing
                 if base >= nearest and not room:
                     continue
                 for host in live_hosts[kind]:
-                    reach = base - host_price[host]
-                    if reach >= host_dist[host] and not room:
-                        continue
-                    if room and host in room:
-                        reach -= 1
+                    reach = base - host_price[host] - (host in room)
                     if reach < nearest and reach < host_dist[host]:
                         host_dist[host] = reach
                         host_from[host] = kind
                         if load[host] < capacity:
-                            nearest = reach
+                            nearest, found = reach, host
                         elif reach == distance:
                             hosts.append(host)
                         else:
                             host_queues[reach].append(host)
+                if one_is_enough and nearest == distance:
+                    break
             if nearest == distance:
                 break
             for host in hosts:
@@ -236,11 +240,9 @@ class Flow:
                     continue
                 settled_hosts.append(host)
                 base = distance + host_price[host]
-                over = self.over.get(host)
+                over = overs.get(host) or nothing
                 for kind in at[host]:
-                    reach = base - type_price[kind]
-                    if over and kind in over:
-                        reach -= 1
+                    reach = base - type_price[kind] - (kind in over)
                     if reach < type_dist[kind]:
                         type_dist[kind] = reach
                         type_from[kind] = host
@@ -252,7 +254,8 @@ class Flow:
             type_price[kind] += type_dist[kind] - distance
         for host in settled_hosts:
             host_price[host] += host_dist[host] - distance
-        search.gates = settled_types
+        # An earlier gate would have been the first to come that near.
+        search.gates = [host_from[found]] if one_is_enough else settled_types
         return 0
 
     def _send(self, wanted: dict[int, int], search: Search) -> None:

@@ -21,10 +21,14 @@ def least_patch(
     """
     if not missing:
         return {}, 0
-    union = set().union(*[live_hosts[kind] for kind in missing])
-    limit = max(
-        -(-sum(missing.values()) // len(union)), *(-(-n // len(live_hosts[kind])) for kind, n in missing.items())
-    )
+    if len(missing) == 1:
+        [(kind, wanted)] = missing.items()
+        if wanted == 1:
+            return {live_hosts[kind][0]: {kind: 1}}, 1
+    limit = max([-(-wanted // len(live_hosts[kind])) for kind, wanted in missing.items()])
+    if len(missing) > 1:
+        union = set().union(*[live_hosts[kind] for kind in missing])
+        limit = max(limit, -(-sum(missing.values()) // len(union)))
     given: dict[int, dict[int, int]] = {}
     load: dict[int, int] = {}
     for kind in sorted(missing, key=lambda kind: (len(live_hosts[kind]), kind)):

@@ -103,15 +103,12 @@ class SpreadAssignment:
     def remove(self, dead: Collection[int]) -> Change:
         """Groups died."""
         flow, pool = self.flow, self._pool
-        hit: set[int] = set()
+        lost = list(self._unhosted)
         for group in sorted(dead):
-            flow.kill(group)
-            hit.update(self.placement.stacks[group])
+            lost += flow.kill(group)
             for kind, pieces in self.owned[group].items():
                 pool.setdefault(kind, []).extend(pieces)
             self.owned[group] = {}
-        hit.update(self._unhosted)
-        lost = [kind for kind in hit if not flow.live_hosts[kind]]
         if lost:
             self._unhosted = tuple(sorted(lost))
             return Change(0, 0, self._unhosted)
@@ -153,34 +150,48 @@ class SpreadAssignment:
         if not missing:
             return Change(0, 0)
         self._solve(flow, missing, floor)
-        owned = self.owned
-        own: set[int] = set()
-        given_up = False
-        for kind, groups in flow.room.items():
-            for group, amount in groups.items():
-                given_up = True
-                if group not in own:
-                    own.add(group)
-                    owned[group] = dict(owned[group])
-                held = owned[group].pop(kind)
-                if len(held) > amount:
-                    owned[group][kind] = held[:-amount]
-                pool.setdefault(kind, []).extend(held[-amount:])
-        for free in pool.values():
-            free.sort(reverse=True)
-        moves = 0
-        for group, gained in sorted(flow.over.items()):
-            if not gained:
-                continue
-            if group not in own:
-                owned[group] = dict(owned[group])
-            for kind, amount in gained.items():
-                moves += amount
-                taken = pool[kind][: -amount - 1 : -1]
-                del pool[kind][-amount:]
-                today = owned[group].get(kind)
-                owned[group][kind] = tuple(sorted([*today, *taken])) if today else tuple(taken)
+        own: set[int] = set()  # groups whose units no plan shares any more
+        given_up = self._give_up(own)
+        moves = self._take(own)
         pool.clear()
         flow.room.clear()
         flow.over.clear()
         return Change(2 if given_up else 1, moves)
+
+    def _give_up(self, own: set[int]) -> bool:
+        """Units that the flow took from live groups go into the pool; whether there were any."""
+        given_up = False
+        for kind, groups in self.flow.room.items():
+            for group, amount in groups.items():
+                given_up = True
+                owned = self._own(group, own)
+                held = owned.pop(kind)
+                if len(held) > amount:
+                    owned[kind] = held[:-amount]
+                self._pool.setdefault(kind, []).extend(held[-amount:])
+        return given_up
+
+    def _take(self, own: set[int]) -> int:
+        """Units from the pool go where the flow put them, the lowest to the first group; returns how many."""
+        pool, moves = self._pool, 0
+        for free in pool.values():
+            if len(free) > 1:
+                free.sort(reverse=True)
+        gaining = [(group, gained) for group, gained in self.flow.over.items() if gained]
+        for group, gained in sorted(gaining) if len(gaining) > 1 else gaining:
+            owned = self._own(group, own)
+            for kind, amount in gained.items():
+                moves += amount
+                free = pool[kind]
+                taken = free[: -amount - 1 : -1]
+                del free[-amount:]
+                today = owned.get(kind)
+                owned[kind] = tuple(sorted([*today, *taken])) if today else tuple(taken)
+        return moves
+
+    def _own(self, group: int, own: set[int]) -> dict[int, tuple[int, ...]]:
+        """The group's units, safe to change: plans that were handed out keep what they show."""
+        if group not in own:
+            own.add(group)
+            self.owned[group] = dict(self.owned[group])
+        return self.owned[group]

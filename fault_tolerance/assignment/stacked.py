@@ -112,13 +112,12 @@ class StackAssignment:
         """Groups died."""
         flow = self.flow
         missing: dict[int, int] = dict.fromkeys(self._unowned, 1)
-        hit = set(self._unhosted)
+        lost = list(self._unhosted)
         for group in sorted(dead):
-            missing.update(flow.kill(group))
-            hit.update(self.placement.stacks[group])
+            missing.update(flow.at[group])
+            lost += flow.kill(group)
             for kind in self.order[group][: flow.capacity]:
                 flow.room.get(kind, {}).pop(group, None)
-        lost = [kind for kind in hit if not flow.live_hosts[kind]]
         if lost:
             self._unhosted = tuple(sorted(lost))
             self._unowned = tuple(sorted(missing))

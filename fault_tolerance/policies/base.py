@@ -8,8 +8,7 @@ patch) are those of the README's glossary.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 Unit = tuple[int, int]
 """(shard type, micro-batch): the smallest piece of work of a step."""
@@ -33,8 +32,7 @@ class Plan(Protocol):
         """Units of `group` that enter the step's gradient; over all live groups each unit exactly once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replan:
+class Replan(NamedTuple):
     """The step goes on without the dead groups.
 
     Attributes:
@@ -58,8 +56,7 @@ class Replan:
     plan: Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(NamedTuple):
     """No way on with the live groups: global restart from the last checkpoint.
 
     Attributes:

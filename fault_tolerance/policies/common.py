@@ -180,7 +180,6 @@ class MaskingPolicy:
         else:
             shares, _ = least_patch(wanted, self._live_hosts())
         patch: dict[int, tuple[Unit, ...]] = {}
-        longest = 0
         for group in sorted(shares):
             units: list[Unit] = []
             for kind, share in sorted(shares[group].items()):
@@ -188,13 +187,11 @@ class MaskingPolicy:
                 units += [(kind, micro) for micro in micros[: share * size]]
                 del micros[: share * size]
             patch[group] = tuple(units)
-            longest = max(longest, len(units))
-        for group, handed in patch.items():
             if flight.held is None:
-                flight.patches[group] = flight.patches.get(group, ()) + handed
+                flight.patches[group] = flight.patches.get(group, ()) + patch[group]
             else:
-                flight.held.setdefault(group, set()).update(handed)
-        return patch, longest
+                flight.held.setdefault(group, set()).update(units)
+        return patch, max(map(len, patch.values()))
 
     def _missing(
         self, flight: StepInFlight, dead: list[int], computed: Mapping[int, Collection[Unit]] | None

@@ -97,14 +97,15 @@ class Replication(MaskingPolicy):
         return self._snapshot()
 
     def _remove(self, dead: Collection[int]) -> Change:
-        lost = []
+        live_on, lost = self._live_on, list(self._lost)
         for group in dead:
             self._alive[group] = 0
             for kind in self.placement.stacks[group]:
-                self._live_on[kind].remove(group)
-        for group in dead:
-            lost += [kind for kind in self.placement.stacks[group] if not self._live_on[kind]]
-        return Change(-1, 0, tuple(sorted({*lost, *self._lost})))
+                hosts = live_on[kind]
+                hosts.remove(group)
+                if not hosts:
+                    lost.append(kind)
+        return Change(-1, 0, tuple(sorted(lost)))
 
     def _add(self, joined: Collection[int]) -> Change:
         for group in joined:

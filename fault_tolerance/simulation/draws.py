@@ -53,11 +53,12 @@ class _Stream:
 
     def next(self) -> float:
         """Use one draw."""
-        if self._at >= len(self._list):
+        at = self._at
+        if at >= len(self._list):
             self._fill(1)
-        value = self._list[self._at]
-        self._at += 1
-        return value
+            at = 0
+        self._at = at + 1
+        return self._list[at]
 
     def _fill(self, count: int) -> None:
         if self._at + count > len(self._list):
@@ -68,15 +69,11 @@ class _Stream:
             self._at = 0
 
 
-class Draws:
-    """All streams of a run; a seed gives the same draws in every engine."""
+class Draws(dict[str, _Stream]):
+    """All streams of a run by kind; a seed gives the same draws in every engine."""
 
     def __init__(self, seed: int, std: float) -> None:
         """`std`: relative standard deviation; 0 makes every factor exactly 1."""
         # From 1 on: numpy takes [seed, 0] for seed, which failure processes are seeded with.
-        self._streams = {
-            kind: _Stream(np.random.default_rng([seed, index]), std) for index, kind in enumerate(KINDS, 1)
-        }
-
-    def __getitem__(self, kind: str) -> _Stream:
-        return self._streams[kind]
+        seeds = {kind: [seed, index] for index, kind in enumerate(KINDS, 1)}
+        super().__init__({kind: _Stream(np.random.default_rng(seeds[kind]), std) for kind in KINDS})

@@ -74,7 +74,7 @@ class Engine:
         self._failures.reset(0.0)
         self._peek()
         self._policy.on_start()
-        self._timeline.add(self._now, "start", 0, sorted(self._live))
+        self._timeline.add(self._now, "start", 0, self._live)
         status, reason = "done", ""
         try:
             while self._step < scenario.steps:
@@ -90,7 +90,7 @@ class Engine:
         self._saves.settle(self._now, self._live)
         self._ledger.mark()
         self._ledger.keep()
-        self._timeline.add(self._now, "end", self._step, sorted(self._live), status=status)
+        self._timeline.add(self._now, "end", self._step, self._live, status=status)
         counts = self._counts
         return Result(
             status=status,
@@ -220,10 +220,12 @@ class Engine:
         while self._failure_at <= self._now:
             failure = self._failures.pop()
             assert failure is not None, "a peeked failure vanished"
+            time, groups = failure
             self._peek()
-            struck = tuple(group for group in failure[1] if group in self._live)
-            if struck:
-                self._kill(failure[0], struck, phase, "failure process")
+            if not self._live.issuperset(groups):
+                groups = tuple([group for group in groups if group in self._live])
+            if groups:
+                self._kill(time, groups, phase, "failure process")
 
     def _strike(self, phase: str) -> None:
         """Deaths that the scenario binds to this step and phase."""
@@ -252,13 +254,19 @@ class Engine:
                 heapq.heappush(self._repairs, (ready, group))
         self._timeline.add(time, "failure", self._step, groups, phase=phase, cause=cause)
 
+    def _tell_pending(self) -> tuple[float, tuple[int, ...]]:
+        """When the last of the pending deaths was, and all their groups; none is pending any more."""
+        died_at, dead = self._pending[-1]
+        if len(self._pending) > 1:
+            dead = tuple(sorted([group for _, groups in self._pending for group in groups]))
+        self._pending.clear()
+        return died_at, dead
+
     def _decide(self) -> bool:
         """Tell the policy of all pending deaths at once. True: it wanted a global restart, which has been done."""
         if not self._pending:
             return False
-        died_at = self._pending[-1][0]
-        dead = tuple(sorted(group for _, groups in self._pending for group in groups))
-        self._pending.clear()
+        died_at, dead = self._tell_pending()
         verdict = self._policy.on_failure(dead)
         if isinstance(verdict, Restart):
             self._counts["fatal"] += len(dead)
@@ -306,7 +314,7 @@ class Engine:
             return
         self._counts["joins"] += len(joined)
         self._collect("recovery")
-        self._timeline.add(self._now, "join", self._step, sorted(joined), stacks_after=verdict.stacks_after)
+        self._timeline.add(self._now, "join", self._step, joined, stacks_after=verdict.stacks_after)
 
     # --- checkpoints and restarts -----------------------------------------------------------------------------------
 
@@ -360,9 +368,7 @@ class Engine:
             self._give_up_if_fruitless()
             if not self._pending:
                 return
-            died_at = self._pending[-1][0]
-            dead = tuple(sorted(group for _, groups in self._pending for group in groups))
-            self._pending.clear()
+            died_at, dead = self._tell_pending()
             answer = self._policy.on_failure(dead)
             if isinstance(answer, Replan):
                 self._owed.append((answer, dead, 0.0))

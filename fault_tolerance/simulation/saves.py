@@ -17,6 +17,7 @@ class Saves:
     Attributes:
         safe_step: steps that the last whole checkpoint holds.
         count: checkpoints that became whole.
+        due_at: when the next save by time is due; infinite where none is.
         policy_is_told: whether the policy hears of deaths while a save goes on, or in the step that follows.
     """
 
@@ -25,19 +26,16 @@ class Saves:
         self.safe_step = self.count = 0
         self._masked_deaths_matter = scenario.masked_death_in_save == "rewritten"
         self.policy_is_told = not self._masked_deaths_matter or scenario.notice == "immediate"
-        self._period_start = 0.0
+        self._lead = math.inf  # from when training goes on to when the next save by time begins
+        if scenario.checkpoint_period_seconds is not None:
+            self._lead = max(scenario.checkpoint_period_seconds - scenario.save_seconds, 0.0)
+        self.due_at = self._lead
         self._step, self._since = 0, math.nan  # of the latest save
         self._goes_on = False
         self._written: tuple[float, float] | None = None  # from when to when the latest save is written beside training
         self._rewrite_at: int | None = None  # step after which a void save is made good
 
     # --- when -------------------------------------------------------------------------------------------------------
-
-    @property
-    def due_at(self) -> float:
-        """When the next save by time is due."""
-        period = self._scenario.checkpoint_period_seconds
-        return math.inf if period is None else self._period_start + max(period - self._scenario.save_seconds, 0.0)
 
     def is_due(self, step: int, now: float) -> bool:
         """Whether the state after `step` steps is saved now."""
@@ -49,10 +47,11 @@ class Saves:
     def steps_until_due(self, step: int) -> int | None:
         """Steps from `step` to the next save that is bound to one; None where none is."""
         every = self._scenario.checkpoint_every_steps
-        steps = [] if every is None else [every - step % every]
-        if self._rewrite_at is not None:
-            steps.append(self._rewrite_at - step)
-        return min(steps, default=None)
+        by_steps = None if every is None else every - step % every
+        if self._rewrite_at is None:
+            return by_steps
+        until_rewrite = self._rewrite_at - step
+        return until_rewrite if by_steps is None else min(by_steps, until_rewrite)
 
     # --- a save -----------------------------------------------------------------------------------------------------
 
@@ -65,7 +64,7 @@ class Saves:
 
     def end(self, now: float, live: Collection[int]) -> None:
         """Training goes on; what the save has is written beside it."""
-        self._period_start = now
+        self.due_at = now + self._lead
         if self._goes_on:
             self._goes_on = False
             self._ledger.mark()
@@ -110,8 +109,8 @@ class Saves:
 
     def restarted(self, now: float) -> None:
         """Training resumes after a global restart."""
-        self._rewrite_at, self._period_start = None, now
+        self._rewrite_at, self.due_at = None, now + self._lead
 
     def _tell(self, time: float, live: Collection[int], status: str) -> None:
         seconds = max(time - self._since, 0.0)
-        self._timeline.add(time, "checkpoint", self._step, sorted(live), status=status, seconds=seconds)
+        self._timeline.add(time, "checkpoint", self._step, live, status=status, seconds=seconds)

@@ -20,19 +20,20 @@ class Timeline:
 
     def add(self, time: float, event: str, step: int, groups: Iterable[int], **values: Any) -> None:
         """One event; a change of membership other than a death opens a new generation."""
+        if not self._wanted:
+            return
         if event in ("replan", "restart", "join"):
             self._generation += 1
-        if self._wanted:
-            self.events.append(
-                {
-                    "time": time,
-                    "event": event,
-                    "step": step,
-                    "generation": self._generation,
-                    "groups": list(groups),
-                    **values,
-                }
-            )
+        self.events.append(
+            {
+                "time": time,
+                "event": event,
+                "step": step,
+                "generation": self._generation,
+                "groups": sorted(groups),
+                **values,
+            }
+        )
 
     def add_replan(
         self,
@@ -46,6 +47,8 @@ class Timeline:
         patch: float,
     ) -> None:
         """A masked failure; seconds are those from the death until the step can reduce again."""
+        if not self._wanted:
+            return
         self.add(
             time,
             "replan",
