@@ -113,15 +113,18 @@ class Engine:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def _pass_quiet_steps(self, plan: Plan) -> int:
-        """Commit in bulk the coming steps that nothing touches; returns how many (0: the next one is touched)."""
+        """Commit in bulk the coming steps that nothing touches; returns how many (0: the next one may be touched)."""
         scenario = self._scenario
         if self._owed or self._pending or (self._is_first_step and scenario.first_step_seconds):
             return 0
         horizon = min(self._failure_at, self._repairs[0][0] if self._repairs else math.inf)
-        due = self._saves.due_at
         compute_seconds = plan.stacks * scenario.stack_seconds
+        step_seconds = compute_seconds + scenario.reduce_seconds
+        if horizon - self._now < step_seconds:
+            return 0
+        due = self._saves.due_at
         limit = self._quiet_limit()
-        expected = (min(horizon, due) - self._now) / (compute_seconds + scenario.reduce_seconds)
+        expected = (min(horizon, due) - self._now) / step_seconds
         count = limit if expected > limit else min(limit, int(1.1 * expected) + 4)
         if count <= 0:
             return 0

@@ -87,24 +87,21 @@ def plot_run(path: Path, case: Case, result: Result) -> None:
     bottom.set_ylabel("stacks per step (S)")
     bottom.set_ylim(bottom=0)
     bottom.set_xlabel("hours since the start")
+    restarts = [event for event in result.events if event["event"] == "restart"]
+    down = [((event["time"] - event["seconds"]) / 3600, event["seconds"] / 3600) for event in restarts]
+    saves = [event["time"] / 3600 for event in result.events if event["event"] == "checkpoint"]
     for axes in (top, bottom):
         axes.grid(alpha=0.3)
-        for event in result.events:
-            if event["event"] == "restart":
-                start = (event["time"] - event["seconds"]) / 3600
-                axes.axvspan(start, event["time"] / 3600, color=CAUSE_COLOURS["down"], alpha=0.35, linewidth=0)
-            elif event["event"] == "checkpoint" and axes is bottom:
-                axes.plot(event["time"] / 3600, 0.04, "|", color="black", markersize=6, transform=_x_data(axes))
+        over_all_heights = axes.get_xaxis_transform()  # x in data, y in shares of the axes
+        axes.broken_barh(
+            down, (0, 1), color=CAUSE_COLOURS["down"], alpha=0.35, linewidth=0, transform=over_all_heights
+        )
+    bottom.plot(saves, [0.04] * len(saves), "|", color="black", markersize=6, transform=over_all_heights)
     top.set_title(
         f"{case.cluster.name}: N = {case.groups}, {case.method.title or case.method.backend}, r = {case.redundancy}; "
         f"{result.failures} failures, {result.global_restarts} global restarts (red), checkpoints (ticks)"
     )
     figure.savefig(path, dpi=130)
-
-
-def _x_data(axes: Any) -> Any:
-    """x in data, y in shares of the axes."""
-    return axes.get_xaxis_transform()
 
 
 def _history(case: Case, result: Result) -> tuple[list[float], list[int], list[float]]:
@@ -131,18 +128,18 @@ def _history(case: Case, result: Result) -> tuple[list[float], list[int], list[f
 
 
 def _theory(study: Study, groups: int) -> dict[str, list[Any]]:
-    """The planner's rows by our names of methods."""
+    """The planner's rows of the study's methods, by our names of them."""
     redundancies = [r for r in study.redundancies if 1 < r <= groups]
+    kinds = dict.fromkeys((METHODS[name].placement, METHODS[name].duplicates) for name in study.methods)
     curves: dict[str, list[Any]] = {}
-    for placement in ("cyclic", "partition"):
-        for duplicates in (False, True):
-            for row in plan_rows(study.cluster, groups, study.micro_batches, redundancies, placement, duplicates):
-                name = THEORY.get((row.method, duplicates), row.method)
-                if name == "rep" and placement == "partition":
-                    name = "rep_partition"
-                rows = curves.setdefault(name, [])
-                if all(row.redundancy != other.redundancy for other in rows):
-                    rows.append(row)
+    for placement, duplicates in kinds:
+        for row in plan_rows(study.cluster, groups, study.micro_batches, redundancies, placement, duplicates):
+            name = THEORY.get((row.method, duplicates), row.method)
+            if name == "rep" and placement == "partition":
+                name = "rep_partition"
+            rows = curves.setdefault(name, [])
+            if all(row.redundancy != other.redundancy for other in rows):
+                rows.append(row)
     return curves
 
 
