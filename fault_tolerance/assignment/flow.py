@@ -28,7 +28,8 @@ class Search:
         type_price, host_price: potentials, 0 or below; groups with room have 0.
         type_dist, host_dist: distance from the wanted types in the latest search; FAR where it did not look.
         type_from: the group through which a type was reached; host_from: the type through which a group was.
-        gates: types that the latest search reached, those before a group with room among them.
+        gates: types that the latest search reached; the last one before a group with room is among them.
+        found: the group with room that the latest search reached first.
     """
 
     def __init__(self, groups: int, tried: Collection[int]) -> None:
@@ -40,6 +41,7 @@ class Search:
         self.type_dist: list[int] = []
         self.host_dist: list[int] = []
         self.gates: list[int] = []
+        self.found = -1
 
 
 class Flow:
@@ -153,9 +155,9 @@ class Flow:
 
     def _place_within(self, wanted: dict[int, int]) -> int:
         """Place all wanted units within `capacity`; 0, or the next capacity worth trying."""
-        tried = () if self.room else tuple(wanted)
-        if tried:
-            self._place_directly(wanted)
+        tried: Collection[int] = ()
+        if not self.room:
+            tried, wanted = wanted, self._place_directly(wanted)
             if not wanted:
                 return 0
         search = Search(self.placement.groups, tried)
@@ -166,22 +168,26 @@ class Flow:
             self._send(wanted, search)
         return 0
 
-    def _place_directly(self, wanted: dict[int, int]) -> None:
-        """The first price when nothing is free of cost: straight to hosts with room, the emptiest first."""
-        load, capacity = self.load, self.capacity
-        for kind, amount in list(wanted.items()):
+    def _place_directly(self, wanted: Mapping[int, int]) -> dict[int, int]:
+        """The first price when nothing is free of cost: straight to hosts with room, the emptiest first.
+
+        Returns the units for which there is no such room.
+        """
+        load, capacity, left = self.load, self.capacity, {}
+        load_of = load.__getitem__
+        for kind, amount in wanted.items():
             while amount:
-                host = min(self.live_hosts[kind], key=load.__getitem__)
-                sent = min(amount, capacity - load[host])
+                host = min(self.live_hosts[kind], key=load_of)
+                sent = capacity - load[host]
                 if sent <= 0:
+                    left[kind] = amount
                     break
+                if sent > amount:
+                    sent = amount
                 self.shift(host, kind, sent)
                 self.journal.append((host, kind, sent))
                 amount -= sent
-            if amount:
-                wanted[kind] = amount
-            else:
-                del wanted[kind]
+        return left
 
     def _raise_prices(self, wanted: Mapping[int, int], search: Search) -> int:
         """Dijkstra from all wanted types to the nearest group with room; prices rise so that the way there costs 0.
@@ -190,21 +196,21 @@ class Flow:
         """
         at, load, capacity, live_hosts = self.at, self.load, self.capacity, self.live_hosts
         rooms, overs = self.room, self.over
-        nothing: dict[int, int] = {}
         type_price, host_price = search.type_price, search.host_price
         type_from, host_from = search.type_from, search.host_from
         type_dist = search.type_dist = [FAR] * len(load)
         host_dist = search.host_dist = [FAR] * len(load)
+        type_bar, host_bar = type_dist.copy(), host_dist.copy()  # distance + price: only below it a way is shorter
         for kind in wanted:
             type_dist[kind] = 0
+            type_bar[kind] = type_price[kind]
             type_from[kind] = -1
         type_queues: defaultdict[int, list[int]] = defaultdict(list, {0: list(wanted)})
         host_queues: defaultdict[int, list[int]] = defaultdict(list)
         settled_types: list[int] = []
         settled_hosts: list[int] = []
-        one_is_enough = len(wanted) == 1 and sum(wanted.values()) == 1
         distance = 0
-        nearest, found = FAR, -1  # the smallest distance seen of a group with room; nothing beyond matters
+        nearest = FAR  # the smallest distance seen of a group with room; nothing beyond matters
         while distance < nearest:
             types, hosts = type_queues.pop(distance, []), host_queues.pop(distance, [])
             if not types and not hosts:
@@ -217,22 +223,23 @@ class Flow:
                     continue
                 settled_types.append(kind)
                 base = distance + type_price[kind] + 1
-                room = rooms.get(kind) or nothing
+                room = rooms.get(kind)
                 if base >= nearest and not room:
                     continue
                 for host in live_hosts[kind]:
-                    reach = base - host_price[host] - (host in room)
+                    if base >= host_bar[host] and not room:
+                        continue
+                    reach = base - host_price[host] - (1 if room and host in room else 0)
                     if reach < nearest and reach < host_dist[host]:
                         host_dist[host] = reach
+                        host_bar[host] = reach + host_price[host]
                         host_from[host] = kind
                         if load[host] < capacity:
-                            nearest, found = reach, host
+                            nearest, search.found = reach, host
                         elif reach == distance:
                             hosts.append(host)
                         else:
                             host_queues[reach].append(host)
-                if one_is_enough and nearest == distance:
-                    break
             if nearest == distance:
                 break
             for host in hosts:
@@ -240,22 +247,23 @@ class Flow:
                     continue
                 settled_hosts.append(host)
                 base = distance + host_price[host]
-                over = overs.get(host) or nothing
+                over = overs.get(host)
                 for kind in at[host]:
-                    reach = base - type_price[kind] - (kind in over)
+                    if base >= type_bar[kind] and not over:
+                        continue
+                    reach = base - type_price[kind] - (1 if over and kind in over else 0)
                     if reach < type_dist[kind]:
                         type_dist[kind] = reach
+                        type_bar[kind] = reach + type_price[kind]
                         type_from[kind] = host
                         type_queues[reach].append(kind)
         if nearest == FAR:
             return -(-len(settled_types) * self.supply // len(settled_hosts))
-        distance = nearest
         for kind in settled_types:
-            type_price[kind] += type_dist[kind] - distance
+            type_price[kind] += type_dist[kind] - nearest
         for host in settled_hosts:
-            host_price[host] += host_dist[host] - distance
-        # An earlier gate would have been the first to come that near.
-        search.gates = [host_from[found]] if one_is_enough else settled_types
+            host_price[host] += host_dist[host] - nearest
+        search.gates = settled_types
         return 0
 
     def _send(self, wanted: dict[int, int], search: Search) -> None:
@@ -265,6 +273,13 @@ class Flow:
         the search took, which nearly always is enough, then everywhere. What was left without success leads back to
         no wanted type, now or later at this price, and stays marked; a successful path is unmarked.
         """
+        if len(wanted) == 1 and 1 in wanted.values():
+            self._send_along(self._way_found(wanted, search), 1)
+            wanted.clear()
+            return
+        self._send_through_gates(wanted, search, lambda gate: self._straight_back(gate, wanted, search))
+        if not wanted:
+            return
         seen_types, seen_hosts = bytearray(len(self.load)), bytearray(len(self.load))
 
         def by_any_way(gate: int) -> list[tuple[int, int]]:
@@ -273,25 +288,24 @@ class Flow:
                 seen_hosts[between] = seen_types[kind] = 0
             return path
 
-        self._send_through_gates(wanted, search, lambda gate: self._straight_back(gate, wanted, search))
-        if wanted:
-            self._send_through_gates(wanted, search, by_any_way)
+        self._send_through_gates(wanted, search, by_any_way)
 
     def _send_through_gates(
         self, wanted: dict[int, int], search: Search, way_back: Callable[[int], list[tuple[int, int]]]
     ) -> None:
         """Send to each group with room next to a gate as long as `way_back` finds a wanted type."""
-        load, capacity = self.load, self.capacity
+        load, capacity, type_price = self.load, self.capacity, search.type_price
         for gate in search.gates:
-            price = search.type_price[gate]
-            if price < -1 or (price == 0 and gate not in self.room):
-                continue
+            price = type_price[gate]
             room = self.room.get(gate)
-            path = [(gate, gate)]
+            if price < -1 or (price == 0 and not room):
+                continue
+            path_is_open = True
             for host in self.live_hosts[gate]:
                 while load[host] < capacity and price == (0 if room and host in room else -1):
                     path = way_back(gate)
                     if not path:
+                        path_is_open = False
                         break
                     source = path[-1][1]
                     wanted[source] -= self._send_along([*reversed(path[1:]), (host, gate)], wanted[source])
@@ -299,8 +313,20 @@ class Flow:
                         del wanted[source]
                         if not wanted:
                             return
-                if not path:
+                if not path_is_open:
                     break
+
+    def _way_found(self, wanted: Collection[int], search: Search) -> list[tuple[int, int]]:
+        """The way of the latest search from a wanted type to a group with room, as `_send_along` takes it."""
+        host = search.found
+        kind = search.host_from[host]
+        path = [(host, kind)]
+        while kind not in wanted:
+            host = search.type_from[kind]
+            kind = search.host_from[host]
+            path.append((host, kind))
+        path.reverse()
+        return path
 
     def _straight_back(self, gate: int, wanted: Mapping[int, int], search: Search) -> list[tuple[int, int]]:
         """The way on which the latest search came to `gate`, as in `_find_path`, if still open; else empty."""

@@ -2,7 +2,7 @@
 
 A unit is a function of its index, so that any group can compute it: `even_patch` hands single units to all survivors
 in turn. `least_patch` keeps to the live hosts of the type; the largest number that one host gets is the extra critical
-path. A lower bound is the average over the hosts concerned. Augmenting paths fill up to the bound; where they fail, the
+path. A lower bound is the average of a type over its hosts. Augmenting paths fill up to the bound; where they fail, the
 groups reached prove a higher one (Hall's condition), and the search goes on from what is already placed.
 """
 
@@ -26,9 +26,6 @@ def least_patch(
         if wanted == 1:
             return {live_hosts[kind][0]: {kind: 1}}, 1
     limit = max([-(-wanted // len(live_hosts[kind])) for kind, wanted in missing.items()])
-    if len(missing) > 1:
-        union = set().union(*[live_hosts[kind] for kind in missing])
-        limit = max(limit, -(-sum(missing.values()) // len(union)))
     given: dict[int, dict[int, int]] = {}
     load: dict[int, int] = {}
     for kind in sorted(missing, key=lambda kind: (len(live_hosts[kind]), kind)):

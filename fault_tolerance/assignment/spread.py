@@ -151,7 +151,7 @@ class SpreadAssignment:
             return Change(0, 0)
         self._solve(flow, missing, floor)
         own: set[int] = set()  # groups whose units no plan shares any more
-        given_up = self._give_up(own)
+        given_up = bool(flow.room) and self._give_up(own)
         moves = self._take(own)
         pool.clear()
         flow.room.clear()

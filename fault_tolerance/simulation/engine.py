@@ -205,8 +205,10 @@ class Engine:
         self._stacks += count * stacks
 
     def _book_compute(self, seconds: float, stacks: float) -> None:
-        self._ledger.step("compute", seconds / stacks)
-        self._ledger.step("redundant", seconds - seconds / stacks)
+        useful = seconds / stacks
+        self._ledger.step("compute", useful)
+        if useful != seconds:
+            self._ledger.step("redundant", seconds - useful)
 
     def _spend(self, cause: str, seconds: float) -> None:
         self._ledger.step(cause, seconds)

@@ -93,9 +93,7 @@ def plot_run(path: Path, case: Case, result: Result) -> None:
     for axes in (top, bottom):
         axes.grid(alpha=0.3)
         over_all_heights = axes.get_xaxis_transform()  # x in data, y in shares of the axes
-        axes.broken_barh(
-            down, (0, 1), color=CAUSE_COLOURS["down"], alpha=0.35, linewidth=0, transform=over_all_heights
-        )
+        axes.broken_barh(down, (0, 1), color=CAUSE_COLOURS["down"], alpha=0.35, linewidth=0, transform=over_all_heights)
     bottom.plot(saves, [0.04] * len(saves), "|", color="black", markersize=6, transform=over_all_heights)
     top.set_title(
         f"{case.cluster.name}: N = {case.groups}, {case.method.title or case.method.backend}, r = {case.redundancy}; "

@@ -88,7 +88,8 @@ class Saves:
             live: with the dead.
             step: the step in flight.
         """
-        self.settle(time, live)
+        if self._written is not None:
+            self.settle(time, live)
         if not self._masked_deaths_matter or not (self._goes_on or self._written):
             return
         if self._written is not None:
