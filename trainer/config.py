@@ -184,6 +184,9 @@ class CheckpointConfig:
     """Newest checkpoints that are kept."""
     asynchronous: bool = True
     """Write in the background."""
+    smallest_part_mb: float = 0.0
+    """Live groups share a save in parts of at least this many megabytes of weights and optimizer state, so that a small
+    model is written by few of them; 0: each writes a part."""
     dir: str | None = None
     """Folder of checkpoints; run_dir/checkpoints when empty."""
     resume: str = "auto"

@@ -203,8 +203,9 @@ class TrainingLoop:
         with self.timed("checkpoint"):
             began, live = time.perf_counter(), self.backend.live_groups
             state = training_state(self.model.named_parameters(), self.optimizer)
-            part, parts = live.index(self.membership.group), len(live)
-            self.checkpoints.save(step, self.backend.generation, part, parts, state, {"step": step, **self.extra})
+            part, parts = live.index(self.membership.group), self.schedule.parts(len(live))
+            if part < parts:
+                self.checkpoints.save(step, self.backend.generation, part, parts, state, {"step": step, **self.extra})
             self.schedule.saved(step, time.perf_counter() - began)
             self.injector.at("checkpoint", step - 1)
             if last:

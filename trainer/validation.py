@@ -57,6 +57,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "checkpoint.mtbf_seconds": (0, INFINITY),
     "checkpoint.restart_seconds": (0, INFINITY),
     "checkpoint.keep": (1, INFINITY),
+    "checkpoint.smallest_part_mb": (0, INFINITY),
     "fault_tolerance.redundancy": (1, INFINITY),
     "fault_tolerance.timeout_seconds": (0.1, 86400),
     "fault_tolerance.max_restarts_without_progress": (0, INFINITY),

@@ -196,8 +196,10 @@ def train(config: Config, identity: Identity, prepared: PreparedData, membership
         injector=injector,
     )
     checkpoints = _checkpoint_writer(config, identity, membership, writing)
-    if CheckpointSchedule(config).is_on:
-        checkpoints.prepare(identity.group, config.parallel.groups, training_state(model.named_parameters(), optimizer))
+    schedule = CheckpointSchedule(config)
+    parts = schedule.parts(config.parallel.groups)
+    if schedule.is_on and identity.group < parts:
+        checkpoints.prepare(identity.group, parts, training_state(model.named_parameters(), optimizer))
     loop = TrainingLoop(
         config,
         model=model,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -52,7 +53,8 @@ class LiveBackend:
         self._group = membership.group
         self._plan: Plan = policy.on_start()
         self._step = first.committed
-        self._stacks = self._plan.stacks
+        self._planned_stacks = self._plan.stacks
+        self._patched: Counter[int] = Counter()  # units handed to each group as patches of the step in flight
         self._started_buckets = 0
         self._recovery: _Recovery | None = None
 
@@ -61,7 +63,8 @@ class LiveBackend:
     def plan(self, step: int) -> Work:
         self._step = step
         self._plan = self._policy.plan_step(step)
-        self._stacks = self._plan.stacks
+        self._planned_stacks = self._plan.stacks
+        self._patched.clear()
         self._started_buckets = 0
         self.buckets.begin_step()
         return self._batches(self._plan.units_of(self._group))
@@ -235,7 +238,7 @@ class LiveBackend:
         if decision is None:
             return []
         self._plan = decision.plan
-        self._stacks += decision.patch_stacks
+        self._patched.update({group: len(units) for group, units in decision.patch.items()})
         self._recovery = _Recovery(
             generation,
             decision,
@@ -243,6 +246,7 @@ class LiveBackend:
             took_up=took_up,
             began=began,
             replanned=replanned,
+            patch_stacks=self._patch_stacks,
             earlier=self._recovery,
         )
         return self._batches(tuple(decision.patch.get(self._group, ())))
@@ -254,7 +258,12 @@ class LiveBackend:
 
     @property
     def stacks(self) -> float:
-        return self._stacks
+        return self._planned_stacks + self._patch_stacks
+
+    @property
+    def _patch_stacks(self) -> float:
+        """The longest patch of one group in this step; groups compute theirs side by side."""
+        return max(self._patched.values(), default=0) / self._policy.micro_batches
 
     @property
     def live_groups(self) -> tuple[int, ...]:
@@ -272,6 +281,7 @@ class _Recovery:
         published: when this rank heard of the generation.
         took_up: when its main thread turned to it.
         began, replanned: around the policy's decision.
+        patch_stacks: of all patches of this step, the longest at one group.
     """
 
     def __init__(
@@ -283,12 +293,14 @@ class _Recovery:
         took_up: float,
         began: float,
         replanned: float,
+        patch_stacks: float,
         earlier: _Recovery | None,
     ) -> None:
         self._generation, self._decision = generation, decision
         self._published, self._took_up, self._began, self._replanned = published, took_up, began, replanned
         self._noticed: float = earlier._noticed if earlier else published - generation.noticed_seconds_ago
         self._detect_seconds: float = max(generation.silent_seconds, earlier._detect_seconds if earlier else 0.0)
+        self._patch_stacks = patch_stacks
         self._deaths: tuple[int, ...] = (*(earlier._deaths if earlier else ()), *generation.deaths)
         self._stacks_before: int | float = earlier._stacks_before if earlier else decision.stacks_before
         self._patch_seconds_before = earlier.patch_seconds if earlier else 0.0
@@ -313,7 +325,7 @@ class _Recovery:
             "moves": decision.moves,
             "stacks_before": self._stacks_before,
             "stacks_after": decision.stacks_after,
-            "patch_stacks": decision.patch_stacks,
+            "patch_stacks": self._patch_stacks,
             "committed_unix_time": time.time() - (time.monotonic() - committed),
             "seconds": {
                 "detect": self._detect_seconds,

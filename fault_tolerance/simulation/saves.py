@@ -92,11 +92,13 @@ class Saves:
             self.settle(time, live)
         if not self._masked_deaths_matter or not (self._goes_on or self._written):
             return
+        writers = sorted(live)[: self._scenario.save_parts]
+        struck = [number for number, group in enumerate(writers, start=1) if group in dead]
+        if not struck:
+            return
         if self._written is not None:
             begun, whole_at = self._written
-            order = sorted(live)
-            latest = max(order.index(group) + 1 for group in dead) / len(order)
-            if begun + latest * (whole_at - begun) <= time:
+            if begun + struck[-1] / len(writers) * (whole_at - begun) <= time:
                 return
         self.void(time, live)
         self._rewrite_at = step + REWRITE_AFTER_STEPS

@@ -53,6 +53,8 @@ class Scenario:
     another. A global restart in between finds the checkpoint before."""
     shrink_seconds: float = 0.0
     """Rebuilding the communicator over the survivors."""
+    save_parts: int | None = None
+    """Live groups that write a part of a save, the first ones; None: all of them."""
     first_step_seconds: float = 0.0
     """More in the first step after the start and after each global restart: communicators are built in it."""
     replan_seconds: float = 0.0
@@ -88,6 +90,8 @@ class Scenario:
         for name in ("groups", "steps", "max_restarts_without_progress"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.save_parts is not None and self.save_parts < 1:
+            raise ValueError(f"save_parts={self.save_parts}: must be at least 1, or None for all live groups")
         for name in ("stack_seconds", "max_time_ratio"):
             _check_seconds(name, getattr(self, name), positive=True)
         for entry in fields(self):

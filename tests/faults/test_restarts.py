@@ -51,6 +51,24 @@ def test_spare_killed_while_a_checkpoint_is_written(start: Any, same: Any, async
     assert max(event["step"] for event in run.events("checkpoint") if event["status"] == "written") == 8
 
 
+def test_a_small_model_is_written_by_one_group_and_by_the_next_one_when_that_dies(start: Any, same: Any) -> None:
+    run = start(
+        parallel__groups=4,
+        fault_tolerance__backend="spare",
+        fault_tolerance__redundancy=2,
+        fault_tolerance__exact=True,
+        checkpoint__every_steps=2,
+        checkpoint__smallest_part_mb=1.0,
+        failures__events=[strike(3, 0, "checkpoint"), strike(6, 3), strike(6, 1)],  # 3 and 1: all hosts of a type
+    ).finish()
+    written = [event for event in run.events("checkpoint") if event["status"] == "written"]
+    assert {event["parts"] for event in written} == {1}
+    assert written[0]["groups"] == [0] and [1] in [event["groups"] for event in written]
+    (restart,) = run.events("restart")
+    assert restart["to_step"] > 2  # from what group 1 wrote
+    same(run, failures=3, masked_failures=1, global_restarts=1)
+
+
 @pytest.mark.parametrize(("backend", "placement"), [("spare", "cyclic"), ("rep", "partition")])
 @pytest.mark.parametrize(("step", "resumed"), [(7, 5), (2, 0)])
 def test_all_hosts_of_one_type(start: Any, same: Any, backend: str, placement: str, step: int, resumed: int) -> None:

@@ -144,6 +144,14 @@ def test_what_is_written_beside_training_counts_when_it_is_whole() -> None:
     assert saves == [("failed", 5), ("written", 7), ("written", 10), ("written", 15)]
 
 
+def test_only_the_deaths_of_writers_make_a_save_void() -> None:
+    writers = {"save_parts": 2, "masked_death_in_save": "rewritten"}
+    assert run("spare", [(62.0, (3,))], **writers).checkpoints == 3
+    cut_short = run("spare", [(62.0, (1,))], **writers)
+    saves = [(event["status"], event["step"]) for event in cut_short.events if event["event"] == "checkpoint"]
+    assert saves[:2] == [("failed", 5), ("written", 7)]
+
+
 def test_a_save_waits_for_the_one_that_is_still_written() -> None:
     result = run("spare", write_seconds=70.0)  # the first save ends at 65, the second one is due at 125
     assert result.seconds_by_cause["save"] == pytest.approx(3 * SAVE + 2 * 10.0)

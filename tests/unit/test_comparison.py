@@ -11,7 +11,7 @@ import pytest
 from farm import tokens_file
 
 from fault_tolerance.failures import Trace, read_trace, write_trace
-from trainer.comparison.durations import Durations, Struck, replay
+from trainer.comparison.durations import Durations, Struck, moved, replay, replays
 from trainer.comparison.report import write_report
 from trainer.comparison.rows import LIVE_METHODS, Row
 from trainer.comparison.run import Comparison, drawn_failures
@@ -80,6 +80,28 @@ def test_a_death_that_struck_strikes_in_the_replay_too() -> None:
     deaths = [(0.4, (1,)), (7.3, (2,))]  # the second falls into the first's restart, which ends at 7.4
     assert replay(config, row.policy(config), durations, Trace(4, deaths)).global_restarts == 1
     assert replay(config, row.policy(config), durations, Struck(4, deaths)).global_restarts == 2
+
+
+def test_replays_move_each_death_by_at_most_half_a_step() -> None:
+    deaths = [(0.1, (1,)), (5.0, (2,)), (5.2, (3,))]
+    for seed in range(20):
+        other = moved(deaths, 0.5, seed)
+        assert other == moved(deaths, 0.5, seed) == sorted(other) and other != deaths
+        times = {groups: time for time, groups in other}
+        assert all(abs(times[groups] - time) <= 0.5 and times[groups] >= 0 for time, groups in deaths)
+
+
+def test_the_mean_of_replays_knows_what_a_death_may_cost() -> None:
+    """The death at 5.34 s comes just after the commit of the fourth step: a little earlier it costs more."""
+    row = Row.parse("ckpt")
+    config = row.config(base(), Path("c/rows/x"), Path("trace.jsonl"))
+    durations = Durations(unit=0.5, other=0.25, recovery=0.1, restart=7.0, first_step=0.0, save=0.3, write=0.0)
+    seconds = {
+        round(result.wall_seconds, 6)
+        for result in replays(config, lambda: row.policy(config), durations, [(5.34, (1,))], Struck, 1.25)
+    }
+    exact = replay(config, row.policy(config), durations, Struck(4, [(5.34, (1,))])).wall_seconds
+    assert min(seconds) < exact < max(seconds)
 
 
 def test_gaps_are_filled_from_other_rows() -> None:

@@ -1,4 +1,4 @@
-"""When a checkpoint is due: every so many steps, every so many seconds, or at the planned period.
+"""When a checkpoint is due (every so many steps or seconds, or at the planned period), and how many groups write it.
 
 Steps are counted alike everywhere. Clocks are not, nor what one rank sees of a save that a death has cut short: a rank
 says in the step's statistics that it finds one due, and the reduced sum decides for all.
@@ -11,6 +11,10 @@ from collections.abc import Callable
 
 from fault_tolerance.theory import checkpoint_period, mean_failures_exact, mean_failures_partition
 from trainer.config import Config
+from trainer.model.size import parameter_count
+
+STATE_BYTES = 12
+"""Of a parameter in a checkpoint: master weight and AdamW's two averages in float32."""
 
 
 class CheckpointSchedule:
@@ -23,6 +27,7 @@ class CheckpointSchedule:
         self._doubtful_step: int | None = None
         self._saved_step: int | None = None
         self._wipe_out_seconds = self._settings.mtbf_seconds * _failures_endured(config)
+        self._megabytes = STATE_BYTES * parameter_count(config.model) / 1e6
 
     @property
     def period_seconds(self) -> float | None:
@@ -58,6 +63,11 @@ class CheckpointSchedule:
         """Whether the state after `step` steps is saved; `wanted`: a rank's clock said so. The last always is."""
         every = self._settings.every_steps
         return step < self._last_step and (wanted or (every > 0 and step % every == 0))
+
+    def parts(self, live: int) -> int:
+        """How many of `live` groups write a part of a save; the first ones do."""
+        smallest = self._settings.smallest_part_mb
+        return live if smallest == 0 else max(1, min(live, int(self._megabytes / smallest)))
 
     def saved(self, step: int, stall_seconds: float) -> None:
         """The save of the state after `step` steps began and held training up for so long."""

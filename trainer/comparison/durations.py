@@ -1,18 +1,70 @@
-"""Durations of a live run as a simulation needs them."""
+"""Durations of a live run as a simulation needs them, and replays of its deaths with them."""
 
 from __future__ import annotations
 
+import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
+
+import numpy as np
+import scipy.optimize
 
 from fault_tolerance.failures import Failure, FailureProcess, Trace
 from fault_tolerance.policies.base import Policy
 from fault_tolerance.simulation.engine import simulate
 from fault_tolerance.simulation.result import Result
 from fault_tolerance.simulation.scenario import Scenario
+from trainer.checkpoint.schedule import CheckpointSchedule
 from trainer.config import Config
-from trainer.report.history import History
+from trainer.report.history import History, Span
+
+REPLAYS = 40
+"""Replays whose mean is compared with a live run."""
+
+
+VARIED = 0.5
+"""Stacks by which the steps of a run must differ before the seconds of a stack can be told from the rest of a step."""
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """What a run's steps took on average, save and first steps of epochs apart: stacks * stack + other (+ recovery)."""
+
+    stack: float
+    other: float
+    recovery: float | None
+    """More in a step in which deaths were masked; None where none were."""
+
+    @classmethod
+    def of(cls, history: History) -> StepSeconds:
+        """By least squares over all steps.
+
+        Where the work of many groups outlasts its padding, steps of one stack take longer than their padding says and
+        steps of two do not: what counts is what a further stack adds.
+        """
+        spans = [span for span in history.spans if not span.first]
+        stacks = [span.stacks for span in spans]
+        if not spans or max(stacks) - min(stacks) < VARIED:
+            return cls(history.stack_seconds, history.overheads.every, history.overheads.recovery)
+        kinds = [(span.stacks, 1.0, float(bool(span.replans))) for span in spans]
+        seconds = [span.seconds - span.save_seconds for span in spans]
+        stack, other, recovery = scipy.optimize.nnls(np.array(kinds), np.array(seconds))[0].tolist()
+        return cls(stack, other, recovery if any(kind[2] for kind in kinds) else None)
+
+    def expected(self, span: Span) -> float:
+        """Seconds of a step with this span's stacks."""
+        return span.stacks * self.stack + self.other
+
+    def recovery_without_broken_reductions(self, history: History) -> float | None:
+        """Without the all-reduces that deaths broke: the simulator breaks those of its own deaths itself.
+
+        A death falls into the all-reduce by its share of a step, and costs half of it on average.
+        """
+        masked = [self.expected(span) for span in history.spans if span.replans]
+        if self.recovery is None or not masked:
+            return self.recovery
+        return max(self.recovery - self.other * self.other / (2 * statistics.fmean(masked)), 0.0)
 
 
 @dataclass(frozen=True)
@@ -37,12 +89,13 @@ class Durations:
     @classmethod
     def measure(cls, history: History) -> Durations:
         """Measures a run."""
+        steps = StepSeconds.of(history)
         return cls(
-            unit=history.stack_seconds / history.config.parallel.micro_batches,
-            other=history.overheads.every,
-            recovery=_recovery(history),
+            unit=steps.stack / history.config.parallel.micro_batches,
+            other=steps.other,
+            recovery=steps.recovery_without_broken_reductions(history),
             restart=_restart(history),
-            first_step=_first_step(history),
+            first_step=_first_step(history, steps),
             save=history.overheads.save,
             write=_write(history),
         )
@@ -74,6 +127,37 @@ def struck(history: History) -> list[Failure]:
     return [(event["time"], tuple(event["groups"])) for event in deaths]
 
 
+def moved(failures: Sequence[Failure], seconds: float, seed: int) -> list[Failure]:
+    """Each failure up to `seconds` earlier or later (uniformly), in order of time."""
+    random_numbers = random.Random(seed)
+    times = [(max(time + random_numbers.uniform(-seconds, seconds), 0.0), groups) for time, groups in failures]
+    return sorted(times)
+
+
+def replays(
+    config: Config,
+    policy: Callable[[], Policy],
+    durations: Durations,
+    failures: Sequence[Failure],
+    process: type[Trace],
+    step_seconds: float,
+) -> list[Result]:
+    """Replays in which each failure falls up to half a step earlier or later.
+
+    Whether a death falls into this step or the next, into a save or behind it, is decided by hundredths of a second
+    that no model of mean durations has, and a single one may cost a global restart. The mean over all that could have
+    happened is what a simulation can say; the spread says how much of a live run is such chance.
+
+    Args:
+        process: Trace, or Struck where the failures are those that did strike.
+    """
+    groups = config.parallel.groups
+    return [
+        replay(config, policy(), durations, process(groups, moved(failures, step_seconds / 2, seed)))
+        for seed in range(REPLAYS)
+    ]
+
+
 def replay(config: Config, policy: Policy, durations: Durations, failures: FailureProcess) -> Result:
     """Simulates a run's configuration under recorded failures, without noise, with its timeline.
 
@@ -91,11 +175,12 @@ def replay(config: Config, policy: Policy, durations: Durations, failures: Failu
         first_step_seconds=durations.first_step,
         save_seconds=durations.save,
         write_seconds=durations.write,
+        save_parts=CheckpointSchedule(config).parts(config.parallel.groups),
         shrink_seconds=durations.recovery,
         noise_std=0.0,
         checkpoint_period_seconds=config.checkpoint.every_seconds or None,
         checkpoint_every_steps=config.checkpoint.every_steps or None,
-        notice="immediate" if config.fault_tolerance.backend == "ckpt" else "synchronisation",
+        notice="immediate",  # the controller asks its own policy as soon as a group is gone
         masked_death_in_save="rewritten",
         max_restarts_without_progress=1000,
         max_time_ratio=1000.0,
@@ -103,29 +188,13 @@ def replay(config: Config, policy: Policy, durations: Durations, failures: Failu
     return simulate(scenario, policy, failures, timeline=True)
 
 
-def _recovery(history: History) -> float | None:
-    """Without the all-reduces that deaths broke: the simulator breaks those of its own deaths itself.
-
-    A death falls into the all-reduce by its share of a step, and costs half of it on average.
-    """
-    recovery, other = history.overheads.recovery, history.overheads.every
-    if recovery is None:
-        return None
-    masked = [history.expected_seconds(span) for span in history.spans if span.replans]
-    return max(recovery - other * other / (2 * statistics.fmean(masked)), 0.0)
-
-
 def _write(history: History) -> float | None:
-    """Mean seconds from the end of a save's stall to the event that tells of the whole checkpoint."""
-    ends = {
-        (span.record["step"] + 1, span.record["generation"]): span.end for span in history.spans if span.save_seconds
-    }
-    seconds = [
-        event["time"] - ends[key]
-        for event in history.of("checkpoint")
-        if event["status"] == "written" and (key := (event["step"], event["generation"])) in ends
-    ]
-    return max(statistics.fmean(seconds), 0.0) if seconds else None
+    """Mean seconds from the end of a save's stall until the checkpoint is whole, by the clock of who made it so.
+
+    The event itself comes later, with the writer's next step.
+    """
+    whole = [event["seconds"] for event in history.of("checkpoint") if event["status"] == "written"]
+    return max(statistics.fmean(whole) - (history.overheads.save or 0.0), 0.0) if whole else None
 
 
 def _restart(history: History) -> float | None:
@@ -134,9 +203,9 @@ def _restart(history: History) -> float | None:
     return statistics.fmean(seconds) if seconds else None
 
 
-def _first_step(history: History) -> float | None:
+def _first_step(history: History, steps: StepSeconds) -> float | None:
     """Mean seconds by which the first steps of epochs took longer than others."""
     first = [span for span in history.spans if span.first]
     even = [span for span in first if not (span.failures or span.replans or span.save_seconds)]
-    longer = [span.seconds - history.expected_seconds(span) for span in even]
+    longer = [span.seconds - steps.expected(span) for span in even]
     return max(statistics.fmean(longer), 0.0) if longer else None

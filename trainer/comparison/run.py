@@ -10,14 +10,16 @@ import shutil
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fault_tolerance.failures import Failure, Trace, Weibull, read_trace, write_trace
+from fault_tolerance.simulation.ledger import CAUSES
 from fault_tolerance.simulation.result import Result
 from fault_tolerance.simulation.timeline import write_events
 from trainer import config as configuration
-from trainer.comparison.durations import Durations, Struck, replay, struck
+from trainer.comparison.durations import Durations, Struck, replays, struck
 from trainer.comparison.rows import Row
 from trainer.config import Config
 from trainer.farm_client import FarmClient, RunFailed
@@ -37,11 +39,21 @@ class Outcome:
     config: Config
     history: History
     durations: Durations
-    simulated: Result
-    """Under the deaths that struck the live run."""
-    predicted: Result
-    """Under the whole trace: here a hundredth of a second decides whether a death falls into a restart, and a wipe-out
-    that comes to pass in one of the two worlds alone sets them seconds apart."""
+    simulated: list[Result]
+    """Replays of the deaths that struck the live run, each a little earlier or later."""
+    predicted: list[Result]
+    """Replays of the whole trace: here a death that falls into a restart is lost, and a wipe-out that comes to pass in
+    one of the two worlds alone sets them seconds apart."""
+
+    @property
+    def alike(self) -> list[Result]:
+        """Replays in which as many groups died and as many restarts came as in the live run; all where none is.
+
+        A replay that ends just before the live run's last restart, or where two deaths change places and one of the
+        groups is dead afterwards, is another history.
+        """
+        live = self.history.accounting.failures, self.history.accounting.global_restarts
+        return [one for one in self.simulated if (one.failures, one.global_restarts) == live] or self.simulated
 
 
 class Comparison:
@@ -97,11 +109,14 @@ class Comparison:
         outcomes = []
         for (row, history), durations in zip(done, measured, strict=True):
             config, filled = self.config(row), durations.filled(measured)
-            groups = config.parallel.groups
-            simulated = replay(config, row.policy(config), filled, Struck(groups, struck(history)))
-            predicted = replay(config, row.policy(config), filled, Trace(groups, self.failures))
-            write_events(self.folder / "rows" / row.name / "simulated_events.jsonl", simulated.events)
-            outcomes.append(Outcome(row, config, history, filled, simulated, predicted))
+            step = statistics.median(span.seconds for span in history.spans)
+            policy = partial(row.policy, config)
+            simulated = replays(config, policy, filled, struck(history), Struck, step)
+            predicted = replays(config, policy, filled, self.failures, Trace, step)
+            outcome = Outcome(row, config, history, filled, simulated, predicted)
+            median = sorted(outcome.alike, key=lambda result: result.wall_seconds)[len(outcome.alike) // 2]
+            write_events(self.folder / "rows" / row.name / "simulated_events.jsonl", median.events)
+            outcomes.append(outcome)
         return outcomes
 
     def _is_done(self, row: Row) -> bool:
@@ -188,7 +203,7 @@ def row_values(outcome: Outcome, failure_free: float, reference: str | None) -> 
         failure_free: T_0 in seconds.
         reference: hash of the weights that all rows should end with.
     """
-    history, simulated = outcome.history, outcome.simulated
+    history = outcome.history
     accounting, wall = history.accounting, history.wall_seconds
     weights = history.summary.get("weights_sha256")
     live = {
@@ -204,31 +219,46 @@ def row_values(outcome: Outcome, failure_free: float, reference: str | None) -> 
         "stall_per_failure": history.stall_per_failure,
         "seconds_by_cause": history.seconds_by_cause,
     }
-    model = {
-        "time_to_train_seconds": simulated.wall_seconds,
-        "time_to_train_ratio": simulated.wall_seconds / failure_free if simulated.status == "done" else None,
-        "availability": simulated.availability,
-        "productive_fraction": simulated.productive_fraction,
-        "stacks_per_step": simulated.mean_stacks,
-        "failures": simulated.failures,
-        "masked_failures": simulated.masked_failures,
-        "global_restarts": simulated.global_restarts,
-        "lost_steps": simulated.lost_steps,
-        "stall_per_failure": stall_per_failure(simulated.seconds_by_cause, simulated.failures),
-        "seconds_by_cause": dict(simulated.seconds_by_cause),
-    }
+    model, predicted = _mean(outcome.alike, failure_free), _mean(outcome.predicted, failure_free)
     return {
         "method": outcome.row.method,
         "redundancy": outcome.row.redundancy,
         "title": outcome.row.title,
         "live": live,
         "simulated": model,
-        "time_to_train_deviation": simulated.wall_seconds / wall - 1.0,
-        "predicted_time_to_train_seconds": outcome.predicted.wall_seconds,
-        "predicted_time_to_train_deviation": outcome.predicted.wall_seconds / wall - 1.0,
-        "stacks_deviation": simulated.mean_stacks / (accounting.compute_overhead or 1.0) - 1.0,
+        "time_to_train_deviation": model["time_to_train_seconds"] / wall - 1.0,
+        "replays": len(outcome.simulated),
+        "replays_alike": len(outcome.alike),
+        "time_to_train_spread": statistics.stdev(result.wall_seconds for result in outcome.simulated) / wall,
+        "predicted_time_to_train_seconds": predicted["time_to_train_seconds"],
+        "predicted_time_to_train_deviation": predicted["time_to_train_seconds"] / wall - 1.0,
+        "stacks_deviation": model["stacks_per_step"] / (accounting.compute_overhead or 1.0) - 1.0,
         "final_loss": history.summary.get("final_loss"),
         "weights_sha256": weights,
         "weights_equal": None if reference is None or weights is None else weights == reference,
         "durations": asdict(outcome.durations),
+    }
+
+
+def _mean(results: list[Result], failure_free: float) -> dict[str, Any]:
+    """Means over replays, by the names of the live values."""
+
+    def mean(value: Callable[[Result], float]) -> float:
+        return statistics.fmean(map(value, results))
+
+    seconds = mean(lambda result: result.wall_seconds)
+    causes = {cause: mean(lambda result: result.seconds_by_cause[cause]) for cause in CAUSES}  # noqa: B023
+    failures = mean(lambda result: result.failures)
+    return {
+        "time_to_train_seconds": seconds,
+        "time_to_train_ratio": seconds / failure_free if all(result.status == "done" for result in results) else None,
+        "availability": mean(lambda result: result.availability),
+        "productive_fraction": mean(lambda result: result.productive_fraction),
+        "stacks_per_step": mean(lambda result: result.mean_stacks),
+        "failures": failures,
+        "masked_failures": mean(lambda result: result.masked_failures),
+        "global_restarts": mean(lambda result: result.global_restarts),
+        "lost_steps": mean(lambda result: result.lost_steps),
+        "stall_per_failure": stall_per_failure(causes, failures),
+        "seconds_by_cause": causes,
     }

@@ -24,7 +24,7 @@ COLUMNS: tuple[tuple[str, str, int, float], ...] = (
 )
 """Quantities that are live and simulated: (key, heading, digits, factor)."""
 
-LAST_HEADINGS = ("simulated\n- live [%]", "from trace\nalone [%]", "final loss", "weights")
+LAST_HEADINGS = ("simulated\n- live [%]", "chance\n± [%]", "from trace\nalone [%]", "final loss", "weights")
 
 
 def summarise(outcomes: list[Outcome], base: Config) -> dict[str, Any]:
@@ -78,6 +78,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         live, simulated = (number(row[side][key], digits, factor) for side in ("live", "simulated"))
         texts.append(f"{live} / {simulated}")
     texts.append(f"{100 * row['time_to_train_deviation']:+.1f}")
+    texts.append(f"{100 * row['time_to_train_spread']:.1f}")
     texts.append(f"{100 * row['predicted_time_to_train_deviation']:+.1f}")
     texts.append(number(row["final_loss"], 4))
     texts.append({True: "equal", False: "differ", None: "-"}[row["weights_equal"]])
@@ -98,8 +99,9 @@ def caption(summary: dict[str, Any]) -> str:
     exact = "" if summary["exact"] else "; weights differ by rounding unless fault_tolerance.exact=true"
     return (
         "TTT / T_0: time to train over failure-free time at one stack per step. stall: patch, recovery, redone work "
-        "and downtime per failure. simulated: under the deaths that struck the live row, with the durations of "
-        f"that row; from trace alone: under the whole trace, where a hundredth of a second may decide a restart{exact}"
+        "and downtime per failure. simulated: the deaths that struck the live row, each up to half a step earlier or "
+        "later, with the durations of that row; the mean of the replays that had as many failures and restarts. "
+        f"chance: standard deviation of all replays. from trace alone: the mean under the whole trace{exact}"
     )
 
 
