@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 
 from fault_tolerance.failures import FailureProcess
 from fault_tolerance.policies.base import Plan, Policy, Replan, Restart
@@ -118,7 +119,7 @@ class Engine:
         if self._owed or self._pending or (self._is_first_step and scenario.first_step_seconds):
             return 0
         horizon = min(self._failure_at, self._repairs[0][0] if self._repairs else math.inf)
-        compute_seconds = plan.stacks * scenario.stack_seconds
+        compute_seconds = scenario.compute_seconds(plan.stacks)
         step_seconds = compute_seconds + scenario.reduce_seconds
         if horizon - self._now < step_seconds:
             return 0
@@ -153,7 +154,7 @@ class Engine:
 
     def _run_step(self, plan: Plan) -> None:
         """One step, phase by phase, to its commit or to a global restart."""
-        stacks = plan.stacks
+        patches: list[Replan] = []
         if self._compute(plan):
             return
         if self._is_first_step and not self._pending:
@@ -165,11 +166,11 @@ class Engine:
             while self._pending or self._owed:
                 if self._decide():
                     return
-                stacks += self._pay()
+                patches += self._pay()
             self._reduce()
             if not self._pending:
                 break
-        self._commit(1, stacks)
+        self._commit(1, plan.stacks + self._longest_patch(patches))
 
     def _reduce(self) -> None:
         """The all-reduce and the commit behind it; whole if no death is pending afterwards."""
@@ -184,7 +185,7 @@ class Engine:
 
     def _compute(self, plan: Plan) -> bool:
         """The compute phase; True where it ended in a global restart (notice=immediate)."""
-        end = self._now + self._draws["compute"].next() * plan.stacks * self._scenario.stack_seconds
+        end = self._now + self._draws["compute"].next() * self._scenario.compute_seconds(plan.stacks)
         self._strike("compute")
         while self._scenario.notice == "immediate" and (self._pending or self._failure_at <= end):
             if not self._pending:
@@ -205,7 +206,8 @@ class Engine:
         self._stacks += count * stacks
 
     def _book_compute(self, seconds: float, stacks: float) -> None:
-        useful = seconds / stacks
+        scenario = self._scenario
+        useful = seconds * scenario.compute_seconds(1.0) / scenario.compute_seconds(stacks)
         self._ledger.step("compute", useful)
         if useful != seconds:
             self._ledger.step("redundant", seconds - useful)
@@ -282,24 +284,33 @@ class Engine:
         self._owed.append((verdict, dead, self._now - died_at))
         return False
 
-    def _pay(self) -> float:
-        """Spend the seconds of all replans since the last synchronisation; returns their patch stacks."""
+    def _pay(self) -> list[Replan]:
+        """Spend the seconds of all replans since the last synchronisation; returns them."""
         scenario, draws = self._scenario, self._draws
-        stacks = 0.0
+        paid: list[Replan] = []
         owed, self._owed = self._owed, []
         for verdict, dead, detect in owed:
             shrink = draws["shrink"].next() * scenario.shrink_seconds
             replan = draws["replan"].next() * scenario.replan_seconds
             self._spend("shrink", shrink + replan)
-            patch = 0.0
-            if verdict.patch_stacks:
-                patch = draws["patch"].next() * verdict.patch_stacks * scenario.stack_seconds
+            paid.append(verdict)
+            patch, more = 0.0, self._longest_patch(paid) - self._longest_patch(paid[:-1])
+            if more:
+                patch = draws["patch"].next() * more * scenario.stack_seconds
                 self._spend("patch", patch)
-                stacks += verdict.patch_stacks
             self._collect("recovery")
             self._saves.settle(self._now, self._live)
             self._timeline.add_replan(self._now, self._step, dead, verdict, detect, shrink, replan, patch)
-        return stacks
+        return paid
+
+    def _longest_patch(self, replans: list[Replan]) -> float:
+        """Most stacks that one group computes of their patches: groups compute theirs side by side."""
+        if len(replans) < 2:
+            return replans[0].patch_stacks if replans else 0.0
+        units: Counter[int] = Counter()
+        for replan in replans:
+            units.update({group: len(patch) for group, patch in replan.patch.items()})
+        return max(units.values(), default=0) / self._policy.micro_batches
 
     def _join(self) -> None:
         """Between steps: repaired groups take part again."""

@@ -48,6 +48,8 @@ class Scenario:
     """Global restart."""
     save_seconds: float
     """Training stands still this long for a checkpoint."""
+    wait_seconds: float = 0.0
+    """Of every step's compute phase, beside its stacks: data, and waiting for the slowest group."""
     write_seconds: float = 0.0
     """From then on until the checkpoint is whole, while training goes on: the parts of the groups become so one after
     another. A global restart in between finds the checkpoint before."""
@@ -116,7 +118,11 @@ class Scenario:
     @property
     def failure_free_seconds(self) -> float:
         """T_0: all steps at one stack each, without failures, checkpoints and redundancy."""
-        return self.steps * (self.stack_seconds + self.reduce_seconds)
+        return self.steps * (self.compute_seconds(1.0) + self.reduce_seconds)
+
+    def compute_seconds(self, stacks: float) -> float:
+        """A step's compute phase with so many stacks."""
+        return self.wait_seconds + stacks * self.stack_seconds
 
     @classmethod
     def from_cluster(

@@ -37,6 +37,12 @@ def base(**failures: object) -> Config:
     return config
 
 
+def durations_of(**values: float | None) -> Durations:
+    """A step of two units takes 1.25 s."""
+    quiet = Durations(0.5, wait=0.05, reduce=0.2, recovery=0.0, restart=0.0, first_step=0.0, save=0.0, write=0.0)
+    return dataclasses.replace(quiet, **values)
+
+
 @pytest.mark.parametrize("method", LIVE_METHODS)
 def test_a_row_is_named_as_the_simulator_names_it(method: str) -> None:
     text = method if method == "ckpt" else f"{method}:2"
@@ -64,7 +70,9 @@ def test_the_trace_goes_on_whoever_died() -> None:
 
 def test_a_replay_pays_what_was_measured() -> None:
     config = Row.parse("spare:2").config(base(), Path("c/rows/x"), Path("trace.jsonl"))
-    durations = Durations(unit=0.5, other=0.25, recovery=0.1, restart=7.0, first_step=0.0, save=0.3, write=0.0)
+    durations = Durations(
+        unit=0.5, wait=0.05, reduce=0.2, recovery=0.1, restart=7.0, first_step=0.0, save=0.3, write=0.0
+    )
     row = Row.parse("spare:2")
     quiet = replay(config, row.policy(config), durations, Trace(4, []))
     assert quiet.wall_seconds == pytest.approx(12 * 1.25 + 3 * 0.3)
@@ -76,7 +84,9 @@ def test_a_replay_pays_what_was_measured() -> None:
 def test_a_death_that_struck_strikes_in_the_replay_too() -> None:
     row = Row.parse("ckpt")
     config = row.config(base(), Path("c/rows/x"), Path("trace.jsonl"))
-    durations = Durations(unit=0.5, other=0.25, recovery=0.1, restart=7.0, first_step=0.0, save=0.3, write=0.0)
+    durations = Durations(
+        unit=0.5, wait=0.05, reduce=0.2, recovery=0.1, restart=7.0, first_step=0.0, save=0.3, write=0.0
+    )
     deaths = [(0.4, (1,)), (7.3, (2,))]  # the second falls into the first's restart, which ends at 7.4
     assert replay(config, row.policy(config), durations, Trace(4, deaths)).global_restarts == 1
     assert replay(config, row.policy(config), durations, Struck(4, deaths)).global_restarts == 2
@@ -95,7 +105,9 @@ def test_the_mean_of_replays_knows_what_a_death_may_cost() -> None:
     """The death at 5.34 s comes just after the commit of the fourth step: a little earlier it costs more."""
     row = Row.parse("ckpt")
     config = row.config(base(), Path("c/rows/x"), Path("trace.jsonl"))
-    durations = Durations(unit=0.5, other=0.25, recovery=0.1, restart=7.0, first_step=0.0, save=0.3, write=0.0)
+    durations = Durations(
+        unit=0.5, wait=0.05, reduce=0.2, recovery=0.1, restart=7.0, first_step=0.0, save=0.3, write=0.0
+    )
     seconds = {
         round(result.wall_seconds, 6)
         for result in replays(config, lambda: row.policy(config), durations, [(5.34, (1,))], Struck, 1.25)
@@ -105,7 +117,7 @@ def test_the_mean_of_replays_knows_what_a_death_may_cost() -> None:
 
 
 def test_gaps_are_filled_from_other_rows() -> None:
-    gap = Durations(unit=1.0, other=0.1, recovery=None, restart=None, first_step=0.0, save=0.5, write=0.0)
+    gap = durations_of(recovery=None, restart=None, save=0.5)
     others = [dataclasses.replace(gap, restart=seconds) for seconds in (4.0, 6.0, 5.0)]
     assert gap.filled(others) == dataclasses.replace(gap, recovery=0.0, restart=5.0)
 

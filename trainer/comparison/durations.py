@@ -56,7 +56,7 @@ class StepSeconds:
         """Seconds of a step with this span's stacks."""
         return span.stacks * self.stack + self.other
 
-    def recovery_without_broken_reductions(self, history: History) -> float | None:
+    def recovery_without_broken_reductions(self, history: History, reduce: float) -> float | None:
         """Without the all-reduces that deaths broke: the simulator breaks those of its own deaths itself.
 
         A death falls into the all-reduce by its share of a step, and costs half of it on average.
@@ -64,7 +64,7 @@ class StepSeconds:
         masked = [self.expected(span) for span in history.spans if span.replans]
         if self.recovery is None or not masked:
             return self.recovery
-        return max(self.recovery - self.other * self.other / (2 * statistics.fmean(masked)), 0.0)
+        return max(self.recovery - reduce * reduce / (2 * statistics.fmean(masked)), 0.0)
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,10 @@ class Durations:
 
     unit: float
     """Forward and backward of one unit."""
-    other: float
-    """A step beyond its units: all-reduce, commit, optimizer."""
+    wait: float
+    """A step beyond its units until the last group is there for the all-reduce."""
+    reduce: float
+    """From then on: all-reduce, commit, optimizer."""
     recovery: float | None
     """A step with masked deaths beyond its stacks: agreement, replan, new communicator."""
     restart: float | None
@@ -90,10 +92,12 @@ class Durations:
     def measure(cls, history: History) -> Durations:
         """Measures a run."""
         steps = StepSeconds.of(history)
+        reduce = min(_reduce(history), steps.other)
         return cls(
             unit=steps.stack / history.config.parallel.micro_batches,
-            other=steps.other,
-            recovery=steps.recovery_without_broken_reductions(history),
+            wait=steps.other - reduce,
+            reduce=reduce,
+            recovery=steps.recovery_without_broken_reductions(history, reduce),
             restart=_restart(history),
             first_step=_first_step(history, steps),
             save=history.overheads.save,
@@ -170,7 +174,8 @@ def replay(config: Config, policy: Policy, durations: Durations, failures: Failu
         groups=config.parallel.groups,
         steps=config.train.steps,
         stack_seconds=durations.unit * config.parallel.micro_batches,
-        reduce_seconds=durations.other,
+        wait_seconds=durations.wait,
+        reduce_seconds=durations.reduce,
         restart_seconds=durations.restart,
         first_step_seconds=durations.first_step,
         save_seconds=durations.save,
@@ -186,6 +191,15 @@ def replay(config: Config, policy: Policy, durations: Durations, failures: Failu
         max_time_ratio=1000.0,
     )
     return simulate(scenario, policy, failures, timeline=True)
+
+
+def _reduce(history: History) -> float:
+    """Seconds of an all-reduce and what follows it, once all groups are there: the quickest tenth of quiet steps."""
+    parts = [
+        sum(span.record["seconds"].get(part, 0.0) for part in ("reduce", "commit", "optimizer"))
+        for span in [span for span in history.spans if span.is_quiet] or history.spans
+    ]
+    return sorted(parts)[len(parts) // 10]
 
 
 def _write(history: History) -> float | None:
