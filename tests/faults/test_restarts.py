@@ -59,7 +59,7 @@ def test_a_small_model_is_written_by_one_group_and_by_the_next_one_when_that_die
         fault_tolerance__exact=True,
         checkpoint__every_steps=2,
         checkpoint__smallest_part_mb=1.0,
-        failures__events=[strike(3, 0, "checkpoint"), strike(6, 3), strike(6, 1)],  # 3 and 1: all hosts of a type
+        failures__events=[strike(3, 0, "checkpoint"), strike(7, 3), strike(7, 1)],  # the last two: all hosts of a type
     ).finish()
     written = [event for event in run.events("checkpoint") if event["status"] == "written"]
     assert {event["parts"] for event in written} == {1}
