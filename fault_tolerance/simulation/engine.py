@@ -66,7 +66,7 @@ class Engine:
         self._fruitless_restarts = self._checkpoints_before = 0
         self._committed = 0
         self._unnoticed = 0.0
-        self._stacks = 0.0
+        self._stacks = self._busiest = 0.0
         self._counts = dict.fromkeys(("failures", "fatal", "global_restarts", "lost_steps", "joins"), 0)
 
     def run(self) -> Result:
@@ -102,6 +102,7 @@ class Engine:
             seconds_by_cause=self._ledger.seconds(),
             unnoticed_seconds=self._unnoticed,
             mean_stacks=self._stacks / self._committed if self._committed else 0.0,
+            busiest_stacks=self._busiest / self._committed if self._committed else 0.0,
             failures=counts["failures"],
             masked_failures=counts["failures"] - counts["fatal"],
             global_restarts=counts["global_restarts"],
@@ -136,7 +137,7 @@ class Engine:
         self._book_compute(end - self._now - reduce_seconds, plan.stacks)
         self._ledger.step("reduce", reduce_seconds)
         self._now = end
-        self._commit(count, plan.stacks)
+        self._commit(count, plan.stacks, plan.stacks)
         return count
 
     def _quiet_limit(self) -> int:
@@ -154,7 +155,7 @@ class Engine:
 
     def _run_step(self, plan: Plan) -> None:
         """One step, phase by phase, to its commit or to a global restart."""
-        patches: list[Replan] = []
+        stacks, patches = plan.stacks, list[Replan]()
         if self._compute(plan):
             return
         if self._is_first_step and not self._pending:
@@ -166,11 +167,11 @@ class Engine:
             while self._pending or self._owed:
                 if self._decide():
                     return
-                patches += self._pay()
+                stacks += self._pay(patches)
             self._reduce()
             if not self._pending:
                 break
-        self._commit(1, plan.stacks + self._longest_patch(patches))
+        self._commit(1, stacks, plan.stacks + self._longest_patch(patches))
 
     def _reduce(self) -> None:
         """The all-reduce and the commit behind it; whole if no death is pending afterwards."""
@@ -199,11 +200,12 @@ class Engine:
         self._collect("compute")
         return False
 
-    def _commit(self, count: int, stacks: float) -> None:
+    def _commit(self, count: int, stacks: float, busiest: float) -> None:
         self._policy.on_commit()
         self._step += count
         self._committed += count
         self._stacks += count * stacks
+        self._busiest += count * busiest
 
     def _book_compute(self, seconds: float, stacks: float) -> None:
         scenario = self._scenario
@@ -284,27 +286,36 @@ class Engine:
         self._owed.append((verdict, dead, self._now - died_at))
         return False
 
-    def _pay(self) -> list[Replan]:
-        """Spend the seconds of all replans since the last synchronisation; returns them."""
+    def _pay(self, patches: list[Replan]) -> float:
+        """Spend the seconds of all replans since the last synchronisation; returns their stacks on the critical path.
+
+        Groups compute patches side by side: of several replans the longest sum of one group counts.
+
+        Args:
+            patches: all replans of the step; these are added.
+        """
         scenario, draws = self._scenario, self._draws
         paid: list[Replan] = []
+        stacks = 0.0
         owed, self._owed = self._owed, []
         for verdict, dead, detect in owed:
             shrink = draws["shrink"].next() * scenario.shrink_seconds
             replan = draws["replan"].next() * scenario.replan_seconds
             self._spend("shrink", shrink + replan)
             paid.append(verdict)
-            patch, more = 0.0, self._longest_patch(paid) - self._longest_patch(paid[:-1])
+            patch, more = 0.0, self._longest_patch(paid) - stacks
             if more:
                 patch = draws["patch"].next() * more * scenario.stack_seconds
                 self._spend("patch", patch)
+                stacks += more
             self._collect("recovery")
             self._saves.settle(self._now, self._live)
             self._timeline.add_replan(self._now, self._step, dead, verdict, detect, shrink, replan, patch)
-        return paid
+        patches += paid
+        return stacks
 
     def _longest_patch(self, replans: list[Replan]) -> float:
-        """Most stacks that one group computes of their patches: groups compute theirs side by side."""
+        """Most stacks that one group computes of their patches."""
         if len(replans) < 2:
             return replans[0].patch_stacks if replans else 0.0
         units: Counter[int] = Counter()

@@ -27,7 +27,10 @@ class Result:
     unnoticed_seconds: float
     """Part of down: from a failure that forces a restart to the synchronisation at which it is seen."""
     mean_stacks: float
-    """Mean stacks per committed step, patches included; steps that were undone later count too."""
+    """Mean stacks per committed step on its critical path, patches included; steps that were undone later count too."""
+    busiest_stacks: float
+    """The same of the group that computed most: patches that follow each other in a step on different groups are not
+    added up. This is what a live run measures."""
     failures: int
     """Groups that died while training was up (and during restarts where the scenario says so)."""
     masked_failures: int
@@ -73,6 +76,7 @@ class Result:
             "availability_from_notice": self.availability_from_notice,
             "productive_fraction": self.productive_fraction,
             "compute_overhead": self.mean_stacks,
+            "busiest_stacks": self.busiest_stacks,
             "failures": self.failures,
             "masked_failures": self.masked_failures,
             "global_restarts": self.global_restarts,

@@ -71,6 +71,25 @@ def test_death_in_the_all_reduce_breaks_it() -> None:
     assert result.wall_seconds == pytest.approx(STEP + 1.0 + SHRINK + REPLAN + STACK)
 
 
+def test_patches_of_one_synchronisation_are_computed_side_by_side() -> None:
+    one = {"steps": 1, "checkpoint_every_steps": None}
+    together = run("spare", [(3.0, (0,)), (6.0, (4,))], notice="immediate", **one)  # two replans, two groups patch
+    assert together.seconds_by_cause["patch"] == pytest.approx(STACK)
+    assert together.mean_stacks == together.busiest_stacks == 2.0
+    # The second death breaks the all-reduce that follows the first patch: another group patches after it.
+    after = run("spare", [(3.0, (0,)), (21.0, (4,))], notice="immediate", **one)
+    assert after.seconds_by_cause["patch"] == pytest.approx(2 * STACK)
+    assert (after.mean_stacks, after.busiest_stacks) == (3.0, 2.0)
+
+
+def test_waiting_belongs_to_the_compute_phase_and_is_no_redundant_work() -> None:
+    result = run("spare", wait_seconds=4.0, steps=2, checkpoint_every_steps=None)
+    assert result.wall_seconds == result.failure_free_seconds == pytest.approx(2 * (STEP + 4.0))
+    doubled = run("rep", redundancy=2, wait_seconds=4.0, steps=2, checkpoint_every_steps=None)
+    assert doubled.seconds_by_cause["compute"] == pytest.approx(2 * (STACK + 4.0))
+    assert doubled.seconds_by_cause["redundant"] == pytest.approx(2 * STACK)
+
+
 def test_death_in_a_patch_goes_round_again() -> None:
     # Seen at 10; shrink and replan until 10.75, patch until 20.75: the second death falls into it.
     once = run("spare", [(5.0, (2,))], steps=1)

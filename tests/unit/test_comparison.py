@@ -6,17 +6,19 @@ import dataclasses
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from farm import tokens_file
 
 from fault_tolerance.failures import Trace, read_trace, write_trace
-from trainer.comparison.durations import Durations, Struck, moved, replay, replays
+from trainer.comparison.durations import Durations, StepSeconds, Struck, moved, replay, replays
 from trainer.comparison.report import write_report
 from trainer.comparison.rows import LIVE_METHODS, Row
 from trainer.comparison.run import Comparison, drawn_failures
 from trainer.comparison.table import summarise
 from trainer.config import Config, EmulateConfig, FailuresConfig
+from trainer.report.history import Span
 from trainer.validation import validate
 
 
@@ -114,6 +116,19 @@ def test_the_mean_of_replays_knows_what_a_death_may_cost() -> None:
     }
     exact = replay(config, row.policy(config), durations, Struck(4, [(5.34, (1,))])).wall_seconds
     assert min(seconds) < exact < max(seconds)
+
+
+def test_steps_that_outlast_their_padding_at_one_stack_alone_are_told_apart() -> None:
+    """What a further stack adds counts: 0.3 s, where steps of one stack take 0.8 s and steps of two 1.1 s."""
+    seconds = {1.0: 0.8, 2.0: 1.1}
+    spans = [Span(0.0, _step(stacks, seconds[stacks]), False, (), ()) for stacks in (1.0, 2.0, 2.0, 1.0, 2.0)]
+    history = SimpleNamespace(spans=spans)
+    fitted = StepSeconds.of(history)  # type: ignore[arg-type]
+    assert (fitted.stack, fitted.other) == pytest.approx((0.3, 0.5)) and fitted.recovery is None
+
+
+def _step(stacks: float, seconds: float) -> dict[str, object]:
+    return {"stacks": stacks, "time": seconds, "seconds": {}}
 
 
 def test_gaps_are_filled_from_other_rows() -> None:

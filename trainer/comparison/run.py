@@ -254,7 +254,7 @@ def _mean(results: list[Result], failure_free: float) -> dict[str, Any]:
         "time_to_train_ratio": seconds / failure_free if all(result.status == "done" for result in results) else None,
         "availability": mean(lambda result: result.availability),
         "productive_fraction": mean(lambda result: result.productive_fraction),
-        "stacks_per_step": mean(lambda result: result.mean_stacks),
+        "stacks_per_step": mean(lambda result: result.busiest_stacks),
         "failures": failures,
         "masked_failures": mean(lambda result: result.masked_failures),
         "global_restarts": mean(lambda result: result.global_restarts),
