@@ -208,8 +208,11 @@ class Engine:
         self._busiest += count * busiest
 
     def _book_compute(self, seconds: float, stacks: float) -> None:
-        scenario = self._scenario
-        useful = seconds * scenario.compute_seconds(1.0) / scenario.compute_seconds(stacks)
+        if self._scenario.wait_seconds:
+            waiting = seconds * self._scenario.wait_seconds / self._scenario.compute_seconds(stacks)
+            self._ledger.step("reduce", waiting)
+            seconds -= waiting
+        useful = seconds / stacks
         self._ledger.step("compute", useful)
         if useful != seconds:
             self._ledger.step("redundant", seconds - useful)

@@ -49,7 +49,8 @@ class Scenario:
     save_seconds: float
     """Training stands still this long for a checkpoint."""
     wait_seconds: float = 0.0
-    """Of every step's compute phase, beside its stacks: data, and waiting for the slowest group."""
+    """Of every step's compute phase, beside its stacks: data, and waiting for the slowest group. Booked as reduce, as a
+    live run's report does."""
     write_seconds: float = 0.0
     """From then on until the checkpoint is whole, while training goes on: the parts of the groups become so one after
     another. A global restart in between finds the checkpoint before."""

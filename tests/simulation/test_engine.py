@@ -86,7 +86,8 @@ def test_waiting_belongs_to_the_compute_phase_and_is_no_redundant_work() -> None
     result = run("spare", wait_seconds=4.0, steps=2, checkpoint_every_steps=None)
     assert result.wall_seconds == result.failure_free_seconds == pytest.approx(2 * (STEP + 4.0))
     doubled = run("rep", redundancy=2, wait_seconds=4.0, steps=2, checkpoint_every_steps=None)
-    assert doubled.seconds_by_cause["compute"] == pytest.approx(2 * (STACK + 4.0))
+    assert doubled.seconds_by_cause["compute"] == pytest.approx(2 * STACK)
+    assert doubled.seconds_by_cause["reduce"] == pytest.approx(2 * (REDUCE + 4.0))
     assert doubled.seconds_by_cause["redundant"] == pytest.approx(2 * STACK)
 
 
