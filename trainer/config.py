@@ -186,7 +186,8 @@ class CheckpointConfig:
     """Write in the background."""
     smallest_part_mb: float = 0.0
     """Live groups share a save in parts of at least this many megabytes of weights and optimizer state, so that a small
-    model is written by few of them; 0: each writes a part."""
+    model is written by few of them (after a writer's death the next group's first save allocates its memory); 0: each
+    writes a part."""
     dir: str | None = None
     """Folder of checkpoints; run_dir/checkpoints when empty."""
     resume: str = "auto"

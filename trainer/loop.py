@@ -96,7 +96,7 @@ class TrainingLoop:
                 with self.timed("commit"):
                     committed = self.backend.commit(norm)
         if self.backend.generation != generation:
-            self.schedule.group_lost()
+            self.schedule.group_lost(self.backend.live_groups)
         self.membership.progress("optimizer")
         with self.timed("optimizer"):
             rate, skipped = self.optimizer_step(step, norm)
@@ -118,7 +118,8 @@ class TrainingLoop:
                 statistics[LOSS] += self.model.run(blocks, on_last_backward=self.backend.overlap)
                 statistics[TOKENS] += blocks[..., 1:].numel()
             if self.membership.rank == 0:
-                statistics[CHECKPOINT_WANTED] += self.schedule.wants_one(self.checkpoints.exists)
+                writes = self.membership.group in self.schedule.writers(self.backend.live_groups)
+                statistics[CHECKPOINT_WANTED] += self.schedule.wants_one(self.checkpoints.exists, writes)
         self.longest_compute_seconds = max(self.longest_compute_seconds, time.perf_counter() - began)
         if self.validation_is_due(step):
             with self.timed("validation"):
@@ -198,15 +199,16 @@ class TrainingLoop:
     # -- beside the step --------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, step: int, last: bool = False) -> None:
-        """Saves the state after `step` steps; the live groups share the work. The last one is waited for."""
+        """Saves the state after `step` steps; live groups share the work. Who writes the last one waits for it."""
         self.membership.progress("checkpoint")
         with self.timed("checkpoint"):
-            began, live = time.perf_counter(), self.backend.live_groups
+            began, group = time.perf_counter(), self.membership.group
+            writers = self.schedule.writers(self.backend.live_groups)
             state = training_state(self.model.named_parameters(), self.optimizer)
-            part, parts = live.index(self.membership.group), self.schedule.parts(len(live))
-            if part < parts:
-                self.checkpoints.save(step, self.backend.generation, part, parts, state, {"step": step, **self.extra})
-            self.schedule.saved(step, time.perf_counter() - began)
+            if group in writers:
+                part, extra = writers.index(group), {"step": step, **self.extra}
+                self.checkpoints.save(step, self.backend.generation, part, len(writers), state, extra)
+            self.schedule.saved(step, time.perf_counter() - began, writers)
             self.injector.at("checkpoint", step - 1)
             if last:
                 self.await_checkpoint(step)

@@ -197,9 +197,9 @@ def train(config: Config, identity: Identity, prepared: PreparedData, membership
     )
     checkpoints = _checkpoint_writer(config, identity, membership, writing)
     schedule = CheckpointSchedule(config)
-    parts = schedule.parts(config.parallel.groups)
-    if schedule.is_on and identity.group < parts:
-        checkpoints.prepare(identity.group, parts, training_state(model.named_parameters(), optimizer))
+    writers = schedule.writers(range(config.parallel.groups))
+    if schedule.is_on and identity.group in writers:
+        checkpoints.prepare(identity.group, len(writers), training_state(model.named_parameters(), optimizer))
     loop = TrainingLoop(
         config,
         model=model,

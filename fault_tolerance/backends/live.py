@@ -238,6 +238,8 @@ class LiveBackend:
         if decision is None:
             return []
         self._plan = decision.plan
+        for group in generation.deaths:
+            del self._patched[group]
         self._patched.update({group: len(units) for group, units in decision.patch.items()})
         self._recovery = _Recovery(
             generation,

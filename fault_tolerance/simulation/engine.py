@@ -306,14 +306,16 @@ class Engine:
             replan = draws["replan"].next() * scenario.replan_seconds
             self._spend("shrink", shrink + replan)
             paid.append(verdict)
-            patch, more = 0.0, self._longest_patch(paid) - stacks
+            patch, more = 0.0, max(self._longest_patch(paid) - stacks, 0.0)
             if more:
                 patch = draws["patch"].next() * more * scenario.stack_seconds
                 self._spend("patch", patch)
                 stacks += more
             self._collect("recovery")
             self._saves.settle(self._now, self._live)
-            self._timeline.add_replan(self._now, self._step, dead, verdict, detect, shrink, replan, patch)
+            longest = self._longest_patch(patches + paid) if self._timeline.is_kept else 0.0
+            seconds = detect, shrink, replan, patch
+            self._timeline.add_replan(self._now, self._step, dead, verdict, longest, seconds)
         patches += paid
         return stacks
 
@@ -323,7 +325,7 @@ class Engine:
             return replans[0].patch_stacks if replans else 0.0
         units: Counter[int] = Counter()
         for replan in replans:
-            units.update({group: len(patch) for group, patch in replan.patch.items()})
+            units.update({group: len(patch) for group, patch in replan.patch.items() if group in self._live})
         return max(units.values(), default=0) / self._policy.micro_batches
 
     def _join(self) -> None:

@@ -29,8 +29,8 @@ class Result:
     mean_stacks: float
     """Mean stacks per committed step on its critical path, patches included; steps that were undone later count too."""
     busiest_stacks: float
-    """The same of the group that computed most: patches that follow each other in a step on different groups are not
-    added up. This is what a live run measures."""
+    """Mean of the largest planned load plus the longest patch of one group: patches that follow each other in a step on
+    different groups do not add up. This is what a live run measures."""
     failures: int
     """Groups that died while training was up (and during restarts where the scenario says so)."""
     masked_failures: int

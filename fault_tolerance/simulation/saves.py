@@ -31,6 +31,7 @@ class Saves:
             self._lead = max(scenario.checkpoint_period_seconds - scenario.save_seconds, 0.0)
         self.due_at = self._lead
         self._step, self._since = 0, math.nan  # of the latest save
+        self._writers: list[int] = []  # of the latest save, in the order in which their parts become whole
         self._goes_on = False
         self._written: tuple[float, float] | None = None  # from when to when the latest save is written beside training
         self._rewrite_at: int | None = None  # step after which a void save is made good
@@ -60,6 +61,7 @@ class Saves:
         start = now if self._written is None else max(now, self._written[1])
         self.settle(start, live)
         self._step, self._since, self._goes_on, self._rewrite_at = step, now, True, None
+        self._writers = sorted(live)[: self._scenario.save_parts]
         return start + self._draws["save"].next() * self._scenario.save_seconds
 
     def end(self, now: float, live: Collection[int]) -> None:
@@ -92,13 +94,12 @@ class Saves:
             self.settle(time, live)
         if not self._masked_deaths_matter or not (self._goes_on or self._written):
             return
-        writers = sorted(live)[: self._scenario.save_parts]
-        struck = [number for number, group in enumerate(writers, start=1) if group in dead]
+        struck = [number for number, group in enumerate(self._writers, start=1) if group in dead]
         if not struck:
             return
         if self._written is not None:
             begun, whole_at = self._written
-            if begun + struck[-1] / len(writers) * (whole_at - begun) <= time:
+            if begun + struck[-1] / len(self._writers) * (whole_at - begun) <= time:
                 return
         self.void(time, live)
         self._rewrite_at = step + REWRITE_AFTER_STEPS

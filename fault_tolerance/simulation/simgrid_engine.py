@@ -47,7 +47,7 @@ class SimGridRun:
     def __init__(self, scenario: Scenario, policy: Policy, failures: FailureProcess, seed: int) -> None:
         """Raises ValueError for a scenario with an option that this engine does not cover, or without SimGrid."""
         uncovered = scenario.repair_seconds is not None or scenario.failures_in_restart or scenario.step_failures
-        more = scenario.write_seconds or scenario.first_step_seconds or scenario.wait_seconds
+        more = scenario.write_seconds or scenario.first_step_seconds or scenario.wait_seconds or scenario.save_parts
         if uncovered or more or scenario.notice != "synchronisation":
             raise ValueError(
                 "SimGrid check: repairs, failures in restarts or bound to steps, saves written beside training, slow "

@@ -14,13 +14,13 @@ class Timeline:
     """Events in order of time; keeps none unless asked to, since a long run has tens of thousands."""
 
     def __init__(self, wanted: bool) -> None:
-        self._wanted = wanted
+        self.is_kept = wanted
         self._generation = 0
         self.events: list[dict[str, Any]] = []
 
     def add(self, time: float, event: str, step: int, groups: Iterable[int], **values: Any) -> None:
         """One event; a change of membership other than a death opens a new generation."""
-        if not self._wanted:
+        if not self.is_kept:
             return
         if event in ("replan", "restart", "join"):
             self._generation += 1
@@ -41,14 +41,18 @@ class Timeline:
         step: int,
         dead: tuple[int, ...],
         verdict: Replan,
-        detect: float,
-        shrink: float,
-        replan: float,
-        patch: float,
+        patch_stacks: float,
+        seconds: tuple[float, float, float, float],
     ) -> None:
-        """A masked failure; seconds are those from the death until the step can reduce again."""
-        if not self._wanted:
+        """A masked failure.
+
+        Args:
+            patch_stacks: longest patch of one group in this step so far.
+            seconds: to notice it, to shrink, to replan and to patch; together from the death until the step can reduce.
+        """
+        if not self.is_kept:
             return
+        detect, shrink, replan, patch = seconds
         self.add(
             time,
             "replan",
@@ -58,7 +62,7 @@ class Timeline:
             moves=verdict.moves,
             stacks_before=verdict.stacks_before,
             stacks_after=verdict.stacks_after,
-            patch_stacks=verdict.patch_stacks,
+            patch_stacks=patch_stacks,
             seconds={
                 "detect": detect,
                 "agree": 0.0,

@@ -172,6 +172,15 @@ def test_only_the_deaths_of_writers_make_a_save_void() -> None:
     assert saves[:2] == [("failed", 5), ("written", 7)]
 
 
+def test_parts_keep_their_order_when_a_writer_dies() -> None:
+    """Two writers, the save of step 5 from 65 to 81: group 0 is done at 73, its death then changes nothing for 1."""
+    writers = {"save_parts": 2, "write_seconds": 16.0, "masked_death_in_save": "rewritten"}
+    for group, whole in ((1, False), (2, True)):
+        result = run("spare", [(74.0, (0,)), (76.0, (group,))], **writers)
+        first = next(event for event in result.events if event["event"] == "checkpoint")
+        assert (first["status"] == "written") is whole
+
+
 def test_a_save_waits_for_the_one_that_is_still_written() -> None:
     result = run("spare", write_seconds=70.0)  # the first save ends at 65, the second one is due at 125
     assert result.seconds_by_cause["save"] == pytest.approx(3 * SAVE + 2 * 10.0)

@@ -126,6 +126,10 @@ def test_steps_that_outlast_their_padding_at_one_stack_alone_are_told_apart() ->
     fitted = StepSeconds.of(history)  # type: ignore[arg-type]
     assert (fitted.stack, fitted.other) == pytest.approx((0.3, 0.5)) and fitted.recovery is None
 
+    assert fitted.with_at_least(0.4, 1.5) == fitted
+    shifted = fitted.with_at_least(0.8, 1.5)
+    assert (shifted.stack, shifted.other) == pytest.approx((0.1, 0.8))
+
 
 def _step(stacks: float, seconds: float) -> dict[str, object]:
     return {"stacks": stacks, "time": seconds, "seconds": {}}

@@ -7,7 +7,7 @@ says in the step's statistics that it finds one due, and the reduced sum decides
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from fault_tolerance.theory import checkpoint_period, mean_failures_exact, mean_failures_partition
 from trainer.config import Config
@@ -26,6 +26,7 @@ class CheckpointSchedule:
         self._saved_at = time.monotonic()
         self._doubtful_step: int | None = None
         self._saved_step: int | None = None
+        self._wrote: Collection[int] = ()
         self._wipe_out_seconds = self._settings.mtbf_seconds * _failures_endured(config)
         self._megabytes = STATE_BYTES * parameter_count(config.model) / 1e6
 
@@ -46,17 +47,18 @@ class CheckpointSchedule:
         settings = self._settings
         return settings.every_steps > 0 or settings.every_seconds > 0 or settings.mtbf_seconds > 0
 
-    def wants_one(self, exists: Callable[[int], bool]) -> bool:
+    def wants_one(self, exists: Callable[[int], bool], writes: bool = True) -> bool:
         """Whether this rank finds one due: by its clock, or since a death cost the last one a part.
 
         Args:
             exists: whether the checkpoint of a step is in place.
+            writes: whether this rank's group would write a part: the others do not know what a save costs.
         """
         if self._doubtful_step is not None:
             doubtful, self._doubtful_step = self._doubtful_step, None
             if not exists(doubtful):
                 return True
-        period = self.period_seconds
+        period = self.period_seconds if writes else None
         return period is not None and time.monotonic() - self._saved_at >= period
 
     def is_due(self, step: int, wanted: bool) -> bool:
@@ -64,18 +66,20 @@ class CheckpointSchedule:
         every = self._settings.every_steps
         return step < self._last_step and (wanted or (every > 0 and step % every == 0))
 
-    def parts(self, live: int) -> int:
-        """How many of `live` groups write a part of a save; the first ones do."""
+    def writers(self, live: Sequence[int]) -> Sequence[int]:
+        """Those of the live groups that write a save, in the order of its parts."""
         smallest = self._settings.smallest_part_mb
-        return live if smallest == 0 else max(1, min(live, int(self._megabytes / smallest)))
+        return live if smallest == 0 else live[: max(1, int(self._megabytes / smallest))]
 
-    def saved(self, step: int, stall_seconds: float) -> None:
-        """The save of the state after `step` steps began and held training up for so long."""
-        self._save_seconds, self._saved_at, self._saved_step = stall_seconds, time.monotonic(), step
+    def saved(self, step: int, stall_seconds: float, writers: Collection[int]) -> None:
+        """The save of the state after `step` steps, in parts of `writers`, began and held training up for so long."""
+        self._save_seconds, self._saved_at = stall_seconds, time.monotonic()
+        self._saved_step, self._wrote = step, writers
 
-    def group_lost(self) -> None:
-        """A group died; if it had not yet written its part of the last save, that will never be whole."""
-        self._doubtful_step = self._saved_step
+    def group_lost(self, live: Collection[int]) -> None:
+        """Only `live` groups are left; what one of the others had not yet written of the last save is lost."""
+        if not set(self._wrote) <= set(live):
+            self._doubtful_step = self._saved_step
 
 
 def _failures_endured(config: Config) -> float:

@@ -1,7 +1,8 @@
 """Saving while training goes on: copy the state aside, then write, check and publish it in the background.
 
-The copies that N groups hold are one checkpoint: part i of it is written by the i-th live group, and the group that
-finds all parts recorded publishes it. A checkpoint that cannot be written is an alarm, never the end of training.
+The copies that N groups hold are one checkpoint: part i of it is written by the i-th live group (all of them, or the
+first few), and the group that finds all parts recorded publishes it. A checkpoint that cannot be written is an alarm,
+never the end of training.
 """
 
 from __future__ import annotations
@@ -240,8 +241,9 @@ class CheckpointWriter:
     def _tidy(self, save: _Save) -> None:
         """Remove what older generations and failed saves left.
 
-        All groups have committed this step, so each has called the previous save, which waited for the one before:
-        folders older than the previous save have no writer.
+        All groups have committed this step, so each writer has called the previous save, which waited for the one
+        before: folders older than the previous save have no writer. One that writes for the first time in its
+        generation leaves those of its generation alone.
         """
         before = self._previous[1] if self._previous and self._previous[0] == save.generation else 0
         self._previous = (save.generation, save.step)

@@ -52,6 +52,14 @@ class StepSeconds:
         stack, other, recovery = scipy.optimize.nnls(np.array(kinds), np.array(seconds))[0].tolist()
         return cls(stack, other, recovery if any(kind[2] for kind in kinds) else None)
 
+    def with_at_least(self, other: float, stacks: float) -> StepSeconds:
+        """As many seconds for a step of so many `stacks`, of which `other` or more are not its stacks'.
+
+        Where all steps have the same stacks, their seconds do not say how they are divided.
+        """
+        short = min(max(other - self.other, 0.0), self.stack * stacks)
+        return StepSeconds(self.stack - short / stacks, self.other + short, self.recovery)
+
     def expected(self, span: Span) -> float:
         """Seconds of a step with this span's stacks."""
         return span.stacks * self.stack + self.other
@@ -91,8 +99,9 @@ class Durations:
     @classmethod
     def measure(cls, history: History) -> Durations:
         """Measures a run."""
-        steps = StepSeconds.of(history)
-        reduce = min(_reduce(history), steps.other)
+        reduce = _reduce(history)
+        steps = StepSeconds.of(history).with_at_least(reduce, statistics.fmean(span.stacks for span in history.spans))
+        reduce = min(reduce, steps.other)
         return cls(
             unit=steps.stack / history.config.parallel.micro_batches,
             wait=steps.other - reduce,
@@ -180,7 +189,7 @@ def replay(config: Config, policy: Policy, durations: Durations, failures: Failu
         first_step_seconds=durations.first_step,
         save_seconds=durations.save,
         write_seconds=durations.write,
-        save_parts=CheckpointSchedule(config).parts(config.parallel.groups),
+        save_parts=len(CheckpointSchedule(config).writers(range(config.parallel.groups))),
         shrink_seconds=durations.recovery,
         noise_std=0.0,
         checkpoint_period_seconds=config.checkpoint.every_seconds or None,

@@ -47,13 +47,18 @@ class Outcome:
 
     @property
     def alike(self) -> list[Result]:
-        """Replays in which as many groups died and as many restarts came as in the live run; all where none is.
+        """Replays in which as many groups died and as many restarts came as in the live run; may be none.
 
         A replay that ends just before the live run's last restart, or where two deaths change places and one of the
         groups is dead afterwards, is another history.
         """
         live = self.history.accounting.failures, self.history.accounting.global_restarts
-        return [one for one in self.simulated if (one.failures, one.global_restarts) == live] or self.simulated
+        return [one for one in self.simulated if (one.failures, one.global_restarts) == live]
+
+    @property
+    def compared(self) -> list[Result]:
+        """The replays that are set beside the live run: those alike, or all where none is."""
+        return self.alike or self.simulated
 
 
 class Comparison:
@@ -114,7 +119,7 @@ class Comparison:
             simulated = replays(config, policy, filled, struck(history), Struck, step)
             predicted = replays(config, policy, filled, self.failures, Trace, step)
             outcome = Outcome(row, config, history, filled, simulated, predicted)
-            median = sorted(outcome.alike, key=lambda result: result.wall_seconds)[len(outcome.alike) // 2]
+            median = sorted(outcome.compared, key=lambda result: result.wall_seconds)[len(outcome.compared) // 2]
             write_events(self.folder / "rows" / row.name / "simulated_events.jsonl", median.events)
             outcomes.append(outcome)
         return outcomes
@@ -219,7 +224,7 @@ def row_values(outcome: Outcome, failure_free: float, reference: str | None) -> 
         "stall_per_failure": history.stall_per_failure,
         "seconds_by_cause": history.seconds_by_cause,
     }
-    model, predicted = _mean(outcome.alike, failure_free), _mean(outcome.predicted, failure_free)
+    model, predicted = _mean(outcome.compared, failure_free), _mean(outcome.predicted, failure_free)
     return {
         "method": outcome.row.method,
         "redundancy": outcome.row.redundancy,
@@ -229,6 +234,7 @@ def row_values(outcome: Outcome, failure_free: float, reference: str | None) -> 
         "time_to_train_deviation": model["time_to_train_seconds"] / wall - 1.0,
         "replays": len(outcome.simulated),
         "replays_alike": len(outcome.alike),
+        "time_to_train_deviation_of_all": statistics.fmean(one.wall_seconds for one in outcome.simulated) / wall - 1.0,
         "time_to_train_spread": statistics.stdev(result.wall_seconds for result in outcome.simulated) / wall,
         "predicted_time_to_train_seconds": predicted["time_to_train_seconds"],
         "predicted_time_to_train_deviation": predicted["time_to_train_seconds"] / wall - 1.0,

@@ -24,7 +24,15 @@ COLUMNS: tuple[tuple[str, str, int, float], ...] = (
 )
 """Quantities that are live and simulated: (key, heading, digits, factor)."""
 
-LAST_HEADINGS = ("simulated\n- live [%]", "chance\n± [%]", "from trace\nalone [%]", "final loss", "weights")
+LAST_HEADINGS = (
+    "simulated\n- live [%]",
+    "of all\nreplays [%]",
+    "chance\n± [%]",
+    "replays\nalike",
+    "from trace\nalone [%]",
+    "final loss",
+    "weights",
+)
 
 
 def summarise(outcomes: list[Outcome], base: Config) -> dict[str, Any]:
@@ -78,7 +86,9 @@ def cells(row: dict[str, Any]) -> list[str]:
         live, simulated = (number(row[side][key], digits, factor) for side in ("live", "simulated"))
         texts.append(f"{live} / {simulated}")
     texts.append(f"{100 * row['time_to_train_deviation']:+.1f}")
+    texts.append(f"{100 * row['time_to_train_deviation_of_all']:+.1f}")
     texts.append(f"{100 * row['time_to_train_spread']:.1f}")
+    texts.append(f"{row['replays_alike']}/{row['replays']}")
     texts.append(f"{100 * row['predicted_time_to_train_deviation']:+.1f}")
     texts.append(number(row["final_loss"], 4))
     texts.append({True: "equal", False: "differ", None: "-"}[row["weights_equal"]])
@@ -100,8 +110,9 @@ def caption(summary: dict[str, Any]) -> str:
     return (
         "TTT / T_0: time to train over failure-free time at one stack per step. stall: patch, recovery, redone work "
         "and downtime per failure. simulated: the deaths that struck the live row, each up to half a step earlier or "
-        "later, with the durations of that row; the mean of the replays that had as many failures and restarts. "
-        f"chance: standard deviation of all replays. from trace alone: the mean under the whole trace{exact}"
+        "later, with durations fitted to that very row; the mean of the replays alike, which had as many failures and "
+        "restarts (of all, where none had). chance: standard deviation of all replays. "
+        f"from trace alone: the mean under the whole trace{exact}"
     )
 
 

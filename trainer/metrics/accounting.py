@@ -3,8 +3,8 @@
 - availability: (wall - down) / wall, where down is the time from the failure that forces a global restart until
   training resumes at the checkpoint.
 - productive fraction: time in steps that count at the end (not redone) / wall.
-- compute overhead: mean stacks per committed step of the group that computed most, patches included (a simulation's
-  `busiest_stacks`); steps that were undone later count too.
+- compute overhead: mean stacks per committed step, the largest planned load plus the longest patch of one group (a
+  simulation's `busiest_stacks`); steps that were undone later count too.
 - failures: groups that died. Masked: those that forced no global restart.
 - lost steps: committed steps that global restarts undid.
 
