@@ -195,10 +195,6 @@ class History:
         """What every step takes beyond its stacks: all-reduce, commit, optimizer."""
         return self.overheads.every
 
-    def expected_seconds(self, span: Span) -> float:
-        """What a span's step takes by its stacks, as this run's steps took on average."""
-        return span.stacks * self.stack_seconds + self.other_seconds
-
     @cached_property
     def seconds_by_cause(self) -> dict[str, float]:
         """Wall-clock by the simulator's causes (`fault_tolerance.simulation.ledger`); they add up to it."""
