@@ -266,7 +266,7 @@ class Engine:
                 heapq.heappush(self._repairs, (ready, group))
         self._timeline.add(time, "failure", self._step, groups, phase=phase, cause=cause)
 
-    def _tell_pending(self) -> tuple[float, tuple[int, ...]]:
+    def _take_pending(self) -> tuple[float, tuple[int, ...]]:
         """When the last of the pending deaths was, and all their groups; none is pending any more."""
         died_at, dead = self._pending[-1]
         if len(self._pending) > 1:
@@ -278,7 +278,7 @@ class Engine:
         """Tell the policy of all pending deaths at once. True: it wanted a global restart, which has been done."""
         if not self._pending:
             return False
-        died_at, dead = self._tell_pending()
+        died_at, dead = self._take_pending()
         verdict = self._policy.on_failure(dead)
         if isinstance(verdict, Restart):
             self._counts["fatal"] += len(dead)
@@ -400,7 +400,7 @@ class Engine:
             self._give_up_if_fruitless()
             if not self._pending:
                 return
-            died_at, dead = self._tell_pending()
+            died_at, dead = self._take_pending()
             answer = self._policy.on_failure(dead)
             if isinstance(answer, Replan):
                 self._owed.append((answer, dead, 0.0))

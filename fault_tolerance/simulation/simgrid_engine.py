@@ -51,7 +51,7 @@ class SimGridRun:
         if uncovered or more or scenario.notice != "synchronisation":
             raise ValueError(
                 "SimGrid check: repairs, failures in restarts or bound to steps, saves written beside training, slow "
-                "first steps, waiting and notice=immediate are out"
+                "first steps, waiting, save_parts and notice=immediate are out"
             )
         simgrid = load_simgrid()
         if simgrid is None:

@@ -36,14 +36,19 @@ def test_ckpt_killed_in_each_phase(start: Any, same: Any, phase: str) -> None:
     assert set(run.steps) == set(range(8))
 
 
+SAVED_OFTEN = {
+    "parallel__groups": 4,
+    "fault_tolerance__backend": "spare",
+    "fault_tolerance__redundancy": 2,
+    "fault_tolerance__exact": True,
+    "checkpoint__every_steps": 2,
+}
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_spare_killed_while_a_checkpoint_is_written(start: Any, same: Any, asynchronous: bool) -> None:
     run = start(
-        parallel__groups=4,
-        fault_tolerance__backend="spare",
-        fault_tolerance__redundancy=2,
-        fault_tolerance__exact=True,
-        checkpoint__every_steps=2,
+        **SAVED_OFTEN,
         checkpoint__asynchronous=asynchronous,
         failures__events=[strike(1, 1, "checkpoint"), strike(3, 3, "checkpoint")],
     ).finish()
@@ -53,11 +58,7 @@ def test_spare_killed_while_a_checkpoint_is_written(start: Any, same: Any, async
 
 def test_a_small_model_is_written_by_one_group_and_by_the_next_one_when_that_dies(start: Any, same: Any) -> None:
     run = start(
-        parallel__groups=4,
-        fault_tolerance__backend="spare",
-        fault_tolerance__redundancy=2,
-        fault_tolerance__exact=True,
-        checkpoint__every_steps=2,
+        **SAVED_OFTEN,
         checkpoint__asynchronous=False,  # what is written is told before the next step
         checkpoint__smallest_part_mb=1.0,
         failures__events=[strike(3, 0, "checkpoint"), strike(7, 3), strike(7, 1)],  # the last two: all hosts of a type
